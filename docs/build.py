@@ -1,4 +1,4 @@
-"""Builds the site: runs the notebooks, writes the reference, and has Zensical make pages of all that is in this folder.
+"""Builds the site: runs the notebooks, writes the reference, and has Zensical make pages of this folder.
 
     python docs/build.py            # into build/site; fails on any warning, and on a notebook that fails
     python docs/build.py --serve    # serves it
@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests._fixtures.public import PUBLIC, ROOMS  # noqa: E402
 
-# What the site has in another place than the repository.
+# Links to files that the site has elsewhere than the repository.
 _PLACES = (
     (re.compile(r"\]\(\.\./\.\./CONTRIBUTING\.md"), "](../developer/contributing.md"),
     (re.compile(r"\]\((\S*notebooks/\w+)\.py\)"), r"](\1.md)"),
@@ -47,20 +47,32 @@ def reference() -> dict[str, str]:
     """Returns the text of every page of the reference: one for each public name, and one for each room."""
     found = {page_of(name): f"---\ntitle: jaxspec.{name}\n---\n\n::: jaxspec.{name}\n" for name in PUBLIC}
     for room in ROOMS:
-        own = sorted(name for name in PUBLIC if name.rpartition(".")[0] == room)
-        up = "../" * (index_of(room).count("/") - 1)
-        rows = [
-            f"| [`{name.rpartition('.')[2]}`]({up}{page_of(name).removeprefix('reference/')}) | {summary(name)} |"
-            for name in own
-        ]
-        found[index_of(room)] = "\n".join([f"# {_title(room)}", "", "| name | |", "|---|---|", *rows, ""])
+        found[index_of(room)] = "\n".join([f"# {_title(room)}", "", *table(room, index_of(room)), ""])
     about = (
         "Every public name has a page with its arguments, its errors and an example, which the tests run. Examples "
         "begin with `target` and `draft`, two small models, `prompt`, two rows of token ids, `key` and `folder`."
     )
-    listed = [f"* [`{_title(room)}`]({index_of(room).removeprefix('reference/')})" for room in ROOMS]
-    found["reference/index.md"] = "\n".join(["# Reference", "", about, "", *listed, ""])
+    listed = [line for room in ROOMS for line in (f"## {_title(room)}", "", *table(room, "reference/index.md"), "")]
+    found["reference/index.md"] = "\n".join(["# Reference", "", about, "", *listed])
     return found
+
+
+def table(room: str, page: str) -> list[str]:
+    """Returns the lines of a table of a room's public names, for a page: each name with its first sentence."""
+    up = "../" * (page.count("/") - 1)
+    own = sorted(name for name in PUBLIC if name.rpartition(".")[0] == room)
+    links = [f"[`{name.rpartition('.')[2]}`]({up}{page_of(name).removeprefix('reference/')})" for name in own]
+    rows = [f"| {link} | {summary(name)} |" for link, name in zip(links, own, strict=True)]
+    return ["| name | |", "|---|---|", *rows]
+
+
+def settings() -> str:
+    """Returns the settings of Zensical, with the rooms of the reference in its menu."""
+    rooms = "".join(f'    {{ "{_title(room)}" = "{index_of(room)}" }},\n' for room in ROOMS)
+    whole = (DOCS / "zensical.toml").read_text("utf-8")
+    place = '  { "Reference" = "reference/index.md" },\n'
+    assert place in whole
+    return whole.replace(place, f'  {{ "Reference" = [\n    "reference/index.md",\n{rooms}  ] }},\n')
 
 
 def summary(name: str) -> str:
@@ -86,7 +98,7 @@ def notebook(path: pathlib.Path) -> dict[str, str | bytes]:
 
 
 def write_pages() -> None:
-    """Writes all that Zensical reads into a folder of its own."""
+    """Writes all that Zensical reads into a separate folder."""
     shutil.rmtree(PAGES, ignore_errors=True)
     shutil.copytree(DOCS, PAGES, ignore=shutil.ignore_patterns("*.py", "*.toml", "*.json", "__pycache__"))
     pages: dict[str, str | bytes] = {**reference()}
@@ -107,7 +119,17 @@ def write_pages() -> None:
 
 
 def _title(room: str) -> str:
-    return f"jaxspec.{room}".rstrip(".")
+    return f"jaxspec.{room}" if room else "The package jaxspec"
+
+
+def check_titles() -> None:
+    """Raises `SystemExit` if two pages of the site have the same title."""
+    pages: dict[str, list[str]] = {}
+    for path in sorted((BUILD / "site").rglob("index.html")):
+        if title := re.search(r"<title>(.*?)</title>", path.read_text("utf-8")):
+            pages.setdefault(title[1], []).append(path.parent.relative_to(BUILD / "site").as_posix())
+    if twice := {title: paths for title, paths in pages.items() if len(paths) > 1}:
+        raise SystemExit(f"several pages have one title: {twice}; give each its own")
 
 
 def check_reference() -> None:
@@ -129,11 +151,12 @@ def main() -> int:
     options = parser.parse_args()
     write_pages()
     words = ["serve"] if options.serve else ["build", "--strict", "--clean"]
-    shutil.copy(DOCS / "zensical.toml", BUILD)
+    (BUILD / "zensical.toml").write_text(settings(), "utf-8")
     command = [sys.executable, "-m", "zensical", *words, "--config-file", str(BUILD / "zensical.toml")]
     status = subprocess.run(command, cwd=ROOT).returncode
     if status == 0 and not options.serve:
         check_reference()
+        check_titles()
     return status
 
 

@@ -1,49 +1,65 @@
 """Decodes language models speculatively in JAX, losslessly and inside your own `jit`.
 
-The names here are those of most programs. Other strategies, and what one of your own is made of, stand in the
+This namespace has the names that most programs need. Other strategies, and the parts of custom ones, are in the
 namespaces `drafters`, `verifiers`, `processors`, `grammar`, `draft_length`, `heads`, `contrib`, `training`,
-`checkpoints`, `sharding`, `families`, `foreign`, `nn`, `ops` and `core`.
+`checkpoints`, `sharding`, `families`, `foreign`, `serving`, `bench`, `testing`, `nn`, `ops` and `core`.
 """
 
-from typing import TYPE_CHECKING
+import importlib.metadata as _metadata
+import logging as _logging
 
-from jaxspec._lazy import lazy
+from etils import epy as _epy
 
-if TYPE_CHECKING:
-    from jaxspec import checkpoints as checkpoints
-    from jaxspec import contrib as contrib
-    from jaxspec import core as core
-    from jaxspec import draft_length as draft_length
-    from jaxspec import drafters as drafters
-    from jaxspec import families as families
-    from jaxspec import foreign as foreign
-    from jaxspec import grammar as grammar
-    from jaxspec import heads as heads
-    from jaxspec import nn as nn
-    from jaxspec import ops as ops
-    from jaxspec import processors as processors
-    from jaxspec import sharding as sharding
-    from jaxspec import training as training
-    from jaxspec import verifiers as verifiers
+# The distribution `jaxspec`, for astronomy, has a package of this name: each overwrites files of the other.
+if any(_metadata.distributions(name="jaxspec")):
+    raise ImportError(
+        "two packages called jaxspec are installed in one environment: jaxspec-decode, which is imported here, and "
+        "jaxspec, for X-ray spectra; run `pip uninstall jaxspec jaxspec-decode`, then install the one that you want"
+    )
+
+# Messages are for programs that ask for them; the command line does.
+_logging.getLogger(__name__).addHandler(_logging.NullHandler())
+
+with _epy.lazy_api_imports(globals()):
+    from jaxspec import (
+        bench as bench,
+        checkpoints as checkpoints,
+        contrib as contrib,
+        core as core,
+        draft_length as draft_length,
+        drafters as drafters,
+        families as families,
+        foreign as foreign,
+        grammar as grammar,
+        heads as heads,
+        nn as nn,
+        ops as ops,
+        processors as processors,
+        serving as serving,
+        sharding as sharding,
+        testing as testing,
+        training as training,
+        verifiers as verifiers,
+    )
     from jaxspec._version import __version__ as __version__
     from jaxspec.checkpoints.load import load as load
     from jaxspec.checkpoints.orbax import save as save
     from jaxspec.checkpoints.tokenizer import Tokenizer as Tokenizer
     from jaxspec.checkpoints.zoo import list_models as list_models
-    from jaxspec.core.generation import Generation as Generation
     from jaxspec.core.model import Model as Model
-    from jaxspec.core.sampling import Greedy as Greedy
-    from jaxspec.core.sampling import Policy as Policy
-    from jaxspec.core.sampling import Sampling as Sampling
-    from jaxspec.core.status import StopReason as StopReason
+    from jaxspec.core.results import Generation as Generation, StopReason as StopReason
+    from jaxspec.core.sampling import Greedy as Greedy, Policy as Policy, Sampling as Sampling
     from jaxspec.core.tree import Tree as Tree
-    from jaxspec.decoding.generate import generate as generate
+    from jaxspec.decoding.generate import (
+        finish as finish,
+        generate as generate,
+        init as init,
+        jit_step as jit_step,
+        step as step,
+    )
+    from jaxspec.decoding.program_cache import use_program_cache as use_program_cache
+    from jaxspec.decoding.rounds import stream as stream
     from jaxspec.decoding.score import score as score
-    from jaxspec.decoding.steps import finish as finish
-    from jaxspec.decoding.steps import init as init
-    from jaxspec.decoding.steps import jit_step as jit_step
-    from jaxspec.decoding.steps import step as step
-    from jaxspec.decoding.steps import stream as stream
     from jaxspec.draft_length.adaptive import Adaptive as Adaptive
     from jaxspec.drafters.base import Drafter as Drafter
     from jaxspec.drafters.cross_vocabulary import CrossVocabularyDrafter as CrossVocabularyDrafter
@@ -55,20 +71,21 @@ if TYPE_CHECKING:
     from jaxspec.drafters.tree import TreeDrafter as TreeDrafter
     from jaxspec.foreign.adoption import adopt as adopt
     from jaxspec.foreign.model import from_cached as from_cached
-    from jaxspec.heads.dflash.drafter import DFlashDrafter as DFlashDrafter
-    from jaxspec.heads.eagle.drafter import EagleDrafter as EagleDrafter
-    from jaxspec.heads.medusa.drafter import MedusaDrafter as MedusaDrafter
-    from jaxspec.heads.tandem.drafter import TandemDrafter as TandemDrafter
-    from jaxspec.named import load_drafter as load_drafter
-    from jaxspec.named import load_head as load_head
-    from jaxspec.nn.adapters import from_function as from_function
-    from jaxspec.nn.adapters import from_nnx as from_nnx
-    from jaxspec.nn.convert import native_kernels as native_kernels
-    from jaxspec.nn.convert import quantize_cache as quantize_cache
-    from jaxspec.nn.convert import quantize_weights as quantize_weights
+    from jaxspec.heads.dflash.head import DFlashDrafter as DFlashDrafter
+    from jaxspec.heads.eagle.head import EagleDrafter as EagleDrafter
+    from jaxspec.heads.medusa.head import MedusaDrafter as MedusaDrafter
+    from jaxspec.nn.adapters import from_function as from_function, from_nnx as from_nnx
+    from jaxspec.nn.convert import (
+        native_kernels as native_kernels,
+        quantize_cache as quantize_cache,
+        quantize_weights as quantize_weights,
+    )
     from jaxspec.nn.language_model import LanguageModel as LanguageModel
+    from jaxspec.serving.completion import complete as complete
+    from jaxspec.serving.engine import Engine as Engine
     from jaxspec.sharding.params import shard as shard
     from jaxspec.text.decoder import SpeculativeDecoder as SpeculativeDecoder
+    from jaxspec.text.names import load_drafter as load_drafter, load_head as load_head
     from jaxspec.text.request import TextOptions as TextOptions
     from jaxspec.text.result import TextResult as TextResult
     from jaxspec.verifiers.base import Verifier as Verifier
@@ -77,66 +94,22 @@ if TYPE_CHECKING:
     from jaxspec.verifiers.rejection import TokenVerifier as TokenVerifier
     from jaxspec.verifiers.tree import TreeVerifier as TreeVerifier
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "": (
-            "checkpoints",
-            "contrib",
-            "core",
-            "draft_length",
-            "drafters",
-            "families",
-            "foreign",
-            "grammar",
-            "heads",
-            "nn",
-            "ops",
-            "processors",
-            "sharding",
-            "training",
-            "verifiers",
-        ),
-        "_version": ("__version__",),
-        "core.model": ("Model",),
-        "core.sampling": ("Greedy", "Policy", "Sampling"),
-        "core.generation": ("Generation",),
-        "core.status": ("StopReason",),
-        "core.tree": ("Tree",),
-        "nn.language_model": ("LanguageModel",),
-        "nn.adapters": ("from_function", "from_nnx"),
-        "nn.convert": ("native_kernels", "quantize_cache", "quantize_weights"),
-        "checkpoints.load": ("load",),
-        "foreign.adoption": ("adopt",),
-        "foreign.model": ("from_cached",),
-        "checkpoints.orbax": ("save",),
-        "checkpoints.zoo": ("list_models",),
-        "checkpoints.tokenizer": ("Tokenizer",),
-        "sharding.params": ("shard",),
-        "draft_length.adaptive": ("Adaptive",),
-        "verifiers.base": ("Verifier",),
-        "verifiers.block": ("BlockVerifier",),
-        "verifiers.coupled": ("CoupledVerifier",),
-        "verifiers.rejection": ("TokenVerifier",),
-        "verifiers.tree": ("TreeVerifier",),
-        "drafters.base": ("Drafter",),
-        "drafters.ngram": ("NGramDrafter",),
-        "drafters.suffix": ("SuffixDrafter",),
-        "drafters.model": ("ModelDrafter",),
-        "drafters.tree": ("TreeDrafter",),
-        "drafters.hybrid": ("HybridDrafter",),
-        "drafters.cross_vocabulary": ("CrossVocabularyDrafter",),
-        "drafters.early_exit": ("EarlyExitDrafter",),
-        "heads.dflash.drafter": ("DFlashDrafter",),
-        "heads.eagle.drafter": ("EagleDrafter",),
-        "heads.medusa.drafter": ("MedusaDrafter",),
-        "heads.tandem.drafter": ("TandemDrafter",),
-        "decoding.generate": ("generate",),
-        "decoding.score": ("score",),
-        "decoding.steps": ("finish", "init", "jit_step", "step", "stream"),
-        "named": ("load_drafter", "load_head"),
-        "text.decoder": ("SpeculativeDecoder",),
-        "text.request": ("TextOptions",),
-        "text.result": ("TextResult",),
-    },
-)
+
+_lazy = globals()["__getattr__"]
+
+
+def _lookup(name: str) -> object:
+    """Returns a public name, or says in which namespace it is."""
+    try:
+        return _lazy(name)
+    except AttributeError as error:
+        if error.name != name or name.startswith("_"):
+            raise
+        from jaxspec.io.public_names import places_of
+
+        hint = f"; it is {' or '.join(places)}" if (places := places_of(name)) else ""
+        raise AttributeError(f"{error}{hint}", name=name, obj=error.obj) from None
+
+
+# By item: were it defined by name, type checkers would take every attribute for one that exists.
+globals()["__getattr__"] = _lookup

@@ -1,4 +1,4 @@
-"""States the version of the installed distribution, or of the checkout that is imported without being installed."""
+"""Finds the version of the installed distribution, or of a checkout that is imported without installation."""
 
 import importlib.metadata
 import pathlib

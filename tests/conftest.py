@@ -1,16 +1,18 @@
-"""One process for all tests: eight CPU devices, strict dtypes and ranks, checked annotations."""
+"""One process for all tests: eight CPU devices, strict dtypes and ranks, annotations checked on demand."""
 
 import gc
 import importlib.util
+import logging
 import os
 import pathlib
+import sys
 import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["JAXSPEC_PROGRAM_CACHE"] = "0"  # what tests replace in this process is in no key
 
 import jax
-import jaxtyping
 import pytest
 
 from tests._fixtures import fast_compiles, typecheck
@@ -18,11 +20,14 @@ from tests._fixtures import fast_compiles, typecheck
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# What modules make when they are imported too; `pytest_runtest_setup` says for which tests it is not so.
+# Set here so that it holds for programs compiled on import too; `pytest_runtest_setup` sets it for each test.
 jax.config.update("jax_disable_most_optimizations", True)
-assert typecheck.functions
-jaxtyping.install_import_hook("jaxspec", "tests._fixtures.typecheck.functions")
+if os.environ.get("JAXSPEC_CHECK_TYPES"):
+    typecheck.install()
 fast_compiles.install()
+fast_compiles.share_contexts()
+fast_compiles.make_arrays_on_the_host()
+fast_compiles.keep(pathlib.Path(__file__).parents[1] / ".jax_cache")
 # Tracing makes millions of small objects, few of them garbage: by default a fifteenth of the time goes into looking.
 gc.set_threshold(50_000, 20, 50)
 
@@ -36,6 +41,7 @@ OVER_BUDGET = "the budget is spent"
 
 def pytest_addoption(parser):
     parser.addoption("--budget", type=float, help="seconds after which tests are skipped, and listed at the end")
+    parser.addoption("--all-or-fail", action="store_true", help="a budget that leaves out a test fails the run")
 
 
 def pytest_configure(config):
@@ -46,21 +52,21 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Programs of tiny models run for milliseconds: compile them fast, and only real models well."""
+    """Compiles programs of tiny models fast, since they run for milliseconds, and only real models well."""
     if time.monotonic() > item.config.stash[END]:
         pytest.skip(OVER_BUDGET)
     well = any(item.get_closest_marker(name) for name in ("smollm2", "reference", "optimized"))
     jax.config.update("jax_disable_most_optimizations", not well)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _forget_programs():
-    yield
-    jax.clear_caches()
-
-
 def pytest_runtest_teardown(item):
-    """A process may map only so many pieces of memory, and every compiled program takes some: beyond, it crashes."""
+    """Clears compiled programs before the process reaches its limit of memory maps, beyond which it crashes.
+
+    Until then programs stay, because files that test the same tiny models share them. jaxspec drops its own later, with
+    a message; here all go between tests, so that no test sees it.
+    """
+    if (held := sys.modules.get("jaxspec.core.programs")) is not None:
+        held.PROGRAMS.files = None  # an example or a page may have set it
     stash, now = item.config.stash, time.monotonic()
     if now < stash.get(LOOKED, 0.0) + 2:  # looking takes 20 ms, and a second of compiling a few hundred pieces
         return
@@ -71,15 +77,18 @@ def pytest_runtest_teardown(item):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks what runs elsewhere; before `-m` selects.
+    """Marks tests that run elsewhere, before `-m` selects.
 
-    A class that inherits a contract beside another of its kind names in `quick_tests` those that are always run, and
-    the rest of them is slow; a contract names in `slow_tests` those that one class of its kind shows for all.
+    A class whose contract a similar class tests too names in `quick_tests` the tests that are always run; the rest
+    are slow. A contract names in `slow_tests` those that one class of its kind shows for all, and in
+    `long_cases` those that take long.
     """
     for item in items:
         cls = getattr(item, "cls", None)
         quick, slow = getattr(cls, "quick_tests", None), getattr(cls, "slow_tests", ())
-        if (quick is not None and item.originalname not in quick) or (cls and item.originalname in slow):
+        long = getattr(cls, "long_cases", ())
+        rest = quick is not None and item.originalname not in quick
+        if rest or (cls and (item.originalname in slow or {item.name, item.originalname} & {*long})):
             item.add_marker(pytest.mark.slow)
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if not missing:
@@ -91,9 +100,22 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What is there before the first test stays to the end, so that no collection goes over it."""
+    """Excludes objects that exist before the first test from garbage collection, since they live to the end."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def messages(caplog):
+    """Returns a function that returns the messages jaxspec has logged since its last call."""
+    caplog.set_level(logging.INFO, "jaxspec")
+
+    def since():
+        found = [record.getMessage() for record in caplog.records if record.name.startswith("jaxspec.")]
+        caplog.clear()
+        return found
+
+    return since
 
 
 @pytest.fixture(scope="session")
@@ -111,10 +133,21 @@ def smollm2():
         )
 
 
+def _late(terminalreporter):
+    """Returns the tests that a budget left out."""
+    return [report.nodeid for report in terminalreporter.getreports("skipped") if OVER_BUDGET in str(report.longrepr)]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.config.getoption("--all-or-fail") and reporter is not None and _late(reporter):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter):
     """Shows what was not run within a budget, and what tests recorded, passed or not: how many near-ties there were."""
-    late = [report.nodeid for report in terminalreporter.getreports("skipped") if OVER_BUDGET in str(report.longrepr)]
-    if late:
+    if late := _late(terminalreporter):
         terminalreporter.write_line("\n".join([f"{len(late)} tests were not run: {OVER_BUDGET}", *late]))
     for outcome in ("passed", "failed"):
         for report in terminalreporter.getreports(outcome):

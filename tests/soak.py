@@ -1,4 +1,4 @@
-"""Decodes for a long time in many threads, and counts what differs from one thread and what memory grows by.
+"""Decodes for a long time in many threads, and counts differences from one thread and growth of memory.
 
     python -m tests.soak --minutes 30 --threads 16
 
@@ -45,7 +45,7 @@ class Case:
 
 @dataclasses.dataclass
 class Report:
-    """What a run has counted."""
+    """Counts of a run."""
 
     requests: int = 0
     cancelled: int = 0
@@ -144,7 +144,7 @@ def _compared(found: list, right: list) -> tuple[int, int]:
 
 
 def _streamed(case, right, most):
-    """The same of a stream, which is left after `most` pieces; the text of those is counted as one token."""
+    """Counts a stream, which is left after `most` pieces; the text of those is counted as one token."""
     stream, texts = case.decoder.stream(case.prompts, **case.options), [""] * len(right)
     for count, piece in enumerate(stream, 1):
         row, text = (0, piece) if isinstance(piece, str) else piece

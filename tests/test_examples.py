@@ -15,8 +15,8 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # Those that run the loop, and others that compile much: what they show is also tested elsewhere.
 LOOP = re.compile(r"evaluate\(|generate\(|stream\(|step\(|jaxspec\.init\(|shard_models\(")
 SLOW = {
-    *("heads.DFlashHead", "heads.EagleHead", "heads.MedusaHead", "heads.TandemHead", "heads.eagle.init_parallel"),
-    *("heads.tandem.TandemRecipe", "load_head", "nn.KVEntries", "training.train"),
+    *("heads.DFlashHead", "heads.EagleHead", "heads.MedusaHead", "contrib.TandemHead"),
+    *("contrib.tandem.TandemRecipe", "load_head", "nn.KVEntries", "training.train"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The Python of the site's pages runs as it stands there; what a page tells authors to write keeps its contract."""
+"""The Python on the site's pages runs as written; the classes that a page shows authors keep their contracts."""
 
 import pathlib
 import re
@@ -8,15 +8,28 @@ import pytest
 from flax import nnx
 
 import jaxspec
+from jaxspec.testing.contracts.verifier import DISTRIBUTION
 from tests._fixtures import examples
-from tests.contracts import VARIANT_TESTS
-from tests.contracts.verifier import DISTRIBUTION
+from tests._fixtures.contract_tests import VARIANT_TESTS
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 # Two processes, which `tests/sharding/test_hosts.py` runs.
 NOT_RUN = {"guides/hosts.md"}
 CLASSES = {"guides/your-drafter.md", "guides/your-verifier.md"}  # run below
-SLOW = {"guides/meshes.md", "guides/controls.md", "guides/lossless.md", "guides/transforms.md", "getting-started.md"}
+SLOW = {
+    "guides/answers.md",
+    "guides/checkpoints.md",
+    "guides/grammars.md",
+    "guides/head-or-engine.md",
+    "guides/meshes.md",
+    "guides/controls.md",
+    "guides/cpu.md",
+    "guides/lossless.md",
+    "guides/many-requests.md",
+    "guides/transforms.md",
+    "guides/your-model.md",
+    "getting-started.md",
+}
 
 
 def blocks(page):
@@ -24,11 +37,11 @@ def blocks(page):
 
 
 def run(page, names):
-    """Runs the blocks, each with the same names; returns those that the last one leaves."""
+    """Runs the blocks one after another, as a reader does; returns the names that they leave."""
+    left = dict(names)
     for block in blocks(page):
-        found = dict(names)
-        exec(compile(block, page, "exec"), found)
-    return found
+        exec(compile(block, page, "exec"), left)
+    return left
 
 
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
@@ -41,6 +54,60 @@ def test_links_lead_somewhere_and_sentences_end(page):
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
     absent = [link for link in links if link and not ((DOCS / page).parent / link).exists()]
     assert not absent and text.rstrip()[-1] in ".:|`)>"
+
+
+# Figures that a guide may state: measurements are on benchmark pages.
+FEW_NUMBERS = {"guides/choose.md": 15, "guides/lossless.md": 20}
+
+
+def readable(page):
+    """A page as it is read: without blocks of code and addresses of links, and with a word for each piece of code."""
+    text = re.sub(r"^ *```.*?^ *```", "", (DOCS / page).read_text(), flags=re.M | re.S)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "code", text))
+    return re.sub(r"<[^>]*>|[*]{2}", "", text)
+
+
+def cells(page):
+    rows = [line.strip().strip("|") for line in readable(page).splitlines() if line.startswith("|")]
+    return [cell.strip() for row in rows for cell in row.split("|")]
+
+
+def sentences(page):
+    lines = [line for line in readable(page).splitlines() if not re.match(r"[|#]", line)]
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*[*] )", "\n".join(lines))
+    return [" ".join(each.split()) for text in paragraphs for each in re.split(r"(?<=[.!?:;])\s+", text)]
+
+
+@pytest.mark.parametrize("page", FEW_NUMBERS)
+def test_guides_state_few_figures(page):
+    assert len(re.findall(r"(?<![\w.])\d[\d,.]*", readable(page))) <= FEW_NUMBERS[page]
+
+
+@pytest.mark.parametrize("page", ["../README.md", *(page for page in PAGES if not page.startswith("developer/"))])
+def test_cells_and_sentences_are_short(page):
+    long = [cell for cell in cells(page) if len(cell.split()) > 15]
+    long += [sentence for sentence in sentences(page) if len(sentence.split()) >= 25]
+    assert not long
+
+
+def test_commands_that_need_a_checkout_say_so():
+    """A wheel has no tests, and no recipes of the heads that ship."""
+    texts = {page: (DOCS / page).read_text() for page in PAGES if not page.startswith("developer/")}
+    need = [page for page, text in texts.items() if re.search(r"^python (-m (pytest )?tests|models/)", text, re.M)]
+    assert len(need) > 8 and all("checkout" in texts[page] for page in need)
+
+
+def test_titles_differ():
+    """Titles of pages and notebooks; `docs/build.py` checks those of the whole site."""
+    root = DOCS.parent
+    titles = [
+        re.search(r"^# (.+)", path.read_text(), re.M)[1]
+        for path in (*DOCS.rglob("*.md"), root / "CHANGELOG.md", root / "CONTRIBUTING.md")
+    ]
+    titles += [re.search(r"^# # (.+)", path.read_text(), re.M)[1] for path in DOCS.glob("notebooks/*.py")]
+    menu = re.findall(r'\{ "(.+?)" = "', (DOCS / "zensical.toml").read_text())  # the site's own titles
+    for names in (titles, menu):
+        assert len(names) == len(set(names)), sorted(name for name in names if names.count(name) > 1)
 
 
 class Uniform(nnx.Module):
@@ -66,6 +133,7 @@ class TestSampleAndMatch(VERIFIER["TestSampleAndMatch"]):
     )
 
 
+@pytest.mark.slow
 def test_the_drafter_of_the_page_drafts():
     """In a text that counts its drafts are accepted; that it drafts nowhere else is in its contract."""
     counting = jnp.eye(8)[(jnp.arange(8) + 1) % 8] * 9.0
@@ -86,9 +154,9 @@ def test_a_page_s_python_runs(page, tmp_path, monkeypatch):
         return target if mesh is None else jaxspec.shard(target, mesh)
 
     monkeypatch.setattr(jaxspec, "load", load)
-    monkeypatch.setattr("jaxspec.text.given.load", load)
+    monkeypatch.setattr("jaxspec.text.decoder.load", load)
     # The head that ships is for the model that the page names.
-    monkeypatch.setattr("jaxspec.text.given.load_drafter", lambda *_, **options: jaxspec.NGramDrafter(k=2))
+    monkeypatch.setattr("jaxspec.text.decoder.load_drafter", lambda *_, **options: jaxspec.NGramDrafter(k=2))
     names = examples.names(tmp_path)
     names |= {"module": Uniform(), "my_forward": lambda params, tokens: params[tokens], "params": jnp.eye(32_000, 8)}
     call = lambda params, tokens, cache, fed: (params[tokens] @ params.T, cache)

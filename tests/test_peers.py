@@ -1,4 +1,4 @@
-"""Cases of other projects' test suites, restated: what goes in and what comes out, with the source of each."""
+"""Cases from other projects' test suites, restated as inputs and outputs, with the source of each."""
 
 import jax
 import jax.numpy as jnp
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.bench.synthetic import SyntheticVerifier
 from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Proposal
-from jaxspec.verifiers.synthetic import SyntheticVerifier
 from jaxspec.verifiers.tree import TreeVerifier
 from tests._fixtures import tiny
 
@@ -29,7 +29,7 @@ def test_greedy_chains():
     """vLLM, tests/v1/sample/test_rejection_sampler.py: drafts, the target's tokens, and what is emitted."""
     cases = [
         ([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4]),  # all, and the bonus token
-        ([1, 2, 3], [1, 5, 3, 4], [1, 5]),  # what agrees behind a rejected draft is not taken
+        ([1, 2, 3], [1, 5, 3, 4], [1, 5]),  # matches after a rejected draft are not accepted
         ([1, 2], [1, 2, 5], [1, 2, 5]),  # rows of different lengths
         ([3], [3, 4], [3, 4]),
         ([], [5], [5]),
@@ -43,6 +43,7 @@ def test_greedy_chains():
     assert verify(jaxspec.TokenVerifier(), drafts, target)[0] == emitted
 
 
+@pytest.mark.slow
 def test_greedy_trees():
     """SGLang, sgl-kernel/tests/speculative/test_eagle_utils.py: two trees, and the paths that are accepted.
 
@@ -64,6 +65,7 @@ def test_synthetic_acceptance(rate, emitted):
     assert verify(SyntheticVerifier((rate, rate)), [[1, 2], [3]], [[10, 20, 50], [30, 40]])[0] == emitted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "min_ngram", "max_ngram", "expected"),
     [
@@ -92,9 +94,9 @@ def test_n_grams(text, min_ngram, max_ngram, expected):
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 3, 10])
 def test_a_text_that_fills_the_context(k):
-    """vLLM, tests/v1/spec_decode/test_max_len.py: repeated tokens up to the last position, whatever `k`.
+    """vLLM, tests/v1/spec_decode/test_max_len.py: repeated tokens up to the last position, for any `k`.
 
-    Tokens are those of plain decoding, and the last round's drafts that lie beyond are cut.
+    Tokens are those of plain decoding, and the last round's drafts beyond it are cut.
     """
     target, new = tiny.transformer(0), 21
     prompt = jnp.ones((1, target.context_length - new), jnp.int32)

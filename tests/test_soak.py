@@ -1,4 +1,4 @@
-"""The soak counts what is wrong; what it counts over half an hour is for `python -m tests.soak`."""
+"""The soak test counts errors; `python -m tests.soak` runs it for half an hour."""
 
 import dataclasses
 

@@ -4,7 +4,8 @@ import ast
 import pathlib
 import re
 
-from tests._fixtures.sources import FILES, name, parsed, report, room
+from tests._fixtures.prose import prose
+from tests._fixtures.sources import FILES, ROOT, name, parsed, report, room
 
 # Words of earlier drafts of the code, with what is said instead. `IN_NAMES` are parts of identifiers.
 IN_NAMES = {
@@ -35,9 +36,88 @@ IN_PROSE = {
     r"\w*quantis(e|ed|es|ing|ation)": "quantize",
     r"\w*normalis(e|ed|es|ing|ation)": "normalize",
     r"licen[c]e[ds]?": "license",
-    r"\w*(initial|optim|general|serial|local|parallel)is(e|ed|es|ing|ation)": "the same with z, as JAX spells",
-    r"behaviours?|colours?|favours?|\w*neighbour\w*": "the same without u, as JAX spells",
+    r"\w*(initial|optim|general|serial|local|parallel)is(e|ed|es|ing|ation)": "its spelling with z, as in JAX",
+    r"behaviours?|colours?|favours?|\w*neighbour\w*": "its spelling without u, as in JAX",
 }
+
+
+_NO_NOUNS = (
+    "a|after|and|are|as|at|but|by|each|for|from|has|have|if|in|is|not|of|on|or|that|the|then|to|where|which|with"
+)
+# German turns of phrase in English words, with replacements. Searched in comments, docstrings, messages and pages,
+# outside backticks; case counts.
+CALQUES = {
+    r"[Ss]o\s+many": "n, the number of",
+    # Before a noun, as in "of its own part", it is English.
+    r"of\s+(its|their|his|her|our|your|one's)\s+own(?=\s*([.,;:?)\]]|\Z|("
+    + _NO_NOUNS
+    + r")\b))": "its own, a separate, custom",
+    r"[Ww]hatever": "regardless of, for any, everything that",
+    r"by\s+(itself|themselves)": "alone, automatically",
+    r"(?<!there )(is|are|was|were)\s+none(?!\s+of)": "there are no, is not a",
+    r"[Bb]eside": "next to, with, alongside, in addition to",
+    r"[Bb]ehind(?!\s+(the\s+scenes|a\s+(flag|proxy)))": "after; the name of what differs",
+    r"[Ii]n\s+(its\s+|their\s+)?place\s+of": "instead of",
+    r"[Ii]n\s+(its|their)\s+place": "instead",
+    r"there\s+already": "existing, present, already there",
+    r"(?<!nor )is\s+there(?!\s+(a|an|any|no)\b)": "exists, is present",
+    r"are\s+there(?!\s+(any|no)\b)": "exist, are present",
+    r"told(?!\s+apart)": "reported, given; name who passes what",
+    r"tells": "says, reports, shows",
+    r"let\s+alone": "without cost, untouched",
+    r"for\s+nothing": "for free, in vain, without cost",
+    r"(as\s+(many|much|few)\s+as|what)\s+pays?": "as many as are worth it",
+    r"[Aa]s\s+of(?!\s+(\d|version|today|this|now|[A-Z]))": "like those of, as in",
+    r"as\s+there(?!\s+(is|are|was|were|may|can|has|have)\b)": "like there: name the thing again",
+    r"[Tt]he\s+one\b(?!\s+(that|which|who|place|in|of|on|from|to|for)\b)[^.|\0]{1,90}\bthe\s+other": "name both",
+    r"[Ww]hat\s+of\s+(it|them)": "the part that",
+}
+# Phrases that describe nothing, where a sentence or an entry of `Args` begins.
+OPENINGS = {
+    r"The\s+same[.,;:]": "what it is",
+    r"The\s+same\s+(for|of|as|with|in|on|by|from|at)": "what it is: a verb, or the noun",
+    r"As\s+(of|there|above|below|(in|for|with)\s[^,.:;?]{1,80}[.:])": "what it is: a verb, or the noun",
+    # A subject clause, which ends in a verb that has no subject yet; a question is none.
+    r"What\s(?![^.:;]*\?)[^.:;\0?]*?(is|are|was|were|has|have|may|can|must|holds?|stands?)": "the noun",
+}
+# Any of them in raw text, across lines of comments: a quick look that most files pass.
+CANDIDATES = re.compile("|".join((*CALQUES, *OPENINGS)).replace(r"\s+", r"[\s#/\"'f]+").join((r"\b(?:", ")")))
+
+
+def test_no_calques():
+    """In the package, its documentation in a checkout, and the tests."""
+    root, found = pathlib.Path(__file__).parents[1], set()
+    paths = [*FILES, *ROOT.rglob("*.h"), *ROOT.rglob("*.cpp"), *root.glob("tests/**/*.py")]
+    paths += [*root.glob("docs/**/*.md"), *root.glob("docs/**/*.py"), *root.glob("*.md")]
+    paths += [*root.glob("models/**/*.md"), *root.glob("tpu_scripts/*.md"), *root.glob("tpu_scripts/*.py")]
+    for path in paths:
+        place = f"jaxspec/{name(path)}" if path.is_relative_to(ROOT) else path.relative_to(root).as_posix()
+        if path == pathlib.Path(__file__) or not CANDIDATES.search(path.read_text()):
+            continue
+        text = prose(path)
+        for calque, instead in CALQUES.items():
+            for match in re.finditer(rf"(?<![\w-]){calque}(?![\w-])", text):
+                found.add(_hit(place, text, match, instead))
+        for opening, instead in OPENINGS.items():
+            begins = r"(?:\A\s*|\0\s*|[^\s,]\s*\n\s*\n\s*|^\s+\w+:\s+|[a-z`)\0][.:;]\s+)"
+            for match in re.finditer(rf"{begins}\b({opening})(?![\w-])", text, re.MULTILINE):
+                found.add(_hit(place, text, match, instead))
+    report(found)
+
+
+def test_calques_are_found_in_prose_alone(tmp_path):
+    source, page = tmp_path / "source.py", tmp_path / "page.md"
+    source.write_text('x = beside(is_none)  # so\n# many\nraise E(f"it {told} is "\n f"told")\ny = """`behind` it"""\n')
+    page.write_text("Beside `whatever`.\n\n```\nbehind\n```\n\n[told](in/place/of.md)\n")
+    calques = re.compile("|".join(CALQUES))
+    assert [match[0] for match in calques.finditer(prose(source))] == ["so\n  many", "told"]
+    assert [match[0] for match in calques.finditer(prose(page))] == ["Beside", "told"]
+    assert CANDIDATES.search(source.read_text())
+
+
+def _hit(place: str, text: str, match: re.Match, instead: str) -> str:
+    words = " ".join(match[0].replace("\0", " ").split())
+    return f"{place}:{text.count(chr(10), 0, match.end()) + 1}: {words!r}; say {instead}"
 
 
 def test_words_in_names():

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What the scripts share: options, errors, commands that are shown before they run, and the reminder to delete.
+# Shared by the scripts: options, errors, commands that are shown before they run, and the reminder to delete.
 
 set -euo pipefail
 
@@ -16,12 +16,12 @@ remind=false
 # worker.sh prints this last.
 finished="jaxspec-tpu: done"
 
-# What is said stays out of pipes and substitutions.
+# Messages go to descriptor 3, outside pipes and substitutions.
 exec 3>&1
 
 say() { printf '%s\n' "$*" >&3; }
 
-# bad GOT EXPECTED PASS: wrong usage. Nothing has been called yet.
+# bad GOT EXPECTED PASS: exits for wrong usage. Nothing has been called yet.
 bad() {
   printf 'error: got %s, expected %s; pass %s\n' "$1" "$2" "$3" >&2
   exit 2
@@ -38,7 +38,7 @@ show() {
   say "+$words"
 }
 
-# Shows a command and runs it; with --dry-run it only shows it.
+# Shows a command and runs it; with --dry-run, only shows it.
 run() {
   show "$@"
   [[ $dry_run == true ]] || "$@"
@@ -49,7 +49,7 @@ matches() {
   [[ $1 =~ $2 ]]
 }
 
-# take VARIABLE OPTION VALUE...: an option's value, given once and not empty.
+# take VARIABLE OPTION VALUE...: stores an option's value, which must be nonempty and given once.
 take() {
   local -n variable=$1
   (($# >= 3)) || bad "$2 without a value" "one" "$2 VALUE"
@@ -59,7 +59,7 @@ take() {
   variable=$3
 }
 
-# Takes one of the shared options off the front of the arguments; the caller shifts by $taken.
+# Reads one shared option from the front of the arguments; the caller shifts by $taken.
 # shellcheck disable=SC2034
 common_option() {
   taken=2
@@ -103,7 +103,7 @@ check_common() {
   place=(--project="$project" --zone="$zone")
 }
 
-# From here on the machine may exist: whatever ends the script, its last words are how to delete it.
+# From here on the machine may exist: every exit prints how to delete it.
 begin() {
   if [[ $dry_run == true ]]; then
     say "Dry run: nothing is called. It would run:"
@@ -127,7 +127,7 @@ finish() {
   [[ -z $scratch ]] || rm -rf -- "$scratch"
   if [[ $remind == true ]]; then
     ((status == 0)) || echo "error: stopped with exit status $status" >&2
-    echo "What exists costs money until it is deleted. This deletes it, and may be repeated:" >&2
+    echo "The machine costs money until it is deleted. This deletes it, and may be repeated:" >&2
     delete_command >&2
   fi
   exit "$status"
@@ -136,7 +136,7 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# ask VARIABLE COMMAND...: the output of a command; empty with --dry-run.
+# ask VARIABLE COMMAND...: stores the output of a command; leaves it empty with --dry-run.
 ask() {
   local -n answer=$1
   shift
@@ -145,7 +145,7 @@ ask() {
   [[ $dry_run == true ]] || answer=$("$@")
 }
 
-list_machines() { # VARIABLE: a line for each TPU VM of the zone
+list_machines() { # VARIABLE: stores a line for each TPU VM of the zone
   ask "$1" gcloud compute tpus tpu-vm list "${place[@]}" \
     --format='csv[no-heading](name.basename(),queuedResource.basename(),state,networkEndpoints.len())'
 }
@@ -159,7 +159,7 @@ slice_names() {
   fi
 }
 
-# Fills `workers`, by slice, and `total_workers`; fails unless exactly the expected slices are ready.
+# Sets `workers` (counts by slice) and `total_workers`; fails unless exactly the expected slices are ready.
 declare -A workers=()
 total_workers=0
 find_workers() {
@@ -195,7 +195,7 @@ on_all_workers() {
   if ((slices == 1)); then
     call=(gcloud compute tpus tpu-vm ssh "$name" "${place[@]}" --worker=all --command="$1")
   else
-    # The default is batches of 64, one after the other: processes that wait for each other would hang.
+    # The default, consecutive batches of 64, would hang: the processes wait for each other.
     call=(gcloud compute tpus queued-resources ssh "$name" "${place[@]}" --node=all --worker=all
       --batch-size=all --command="$1")
   fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Creates a TPU VM, or requests one or several slices as a queued resource and waits until they are there.
+# Creates a TPU VM, or requests one or several slices as a queued resource and waits for them.
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
@@ -7,13 +7,13 @@ usage() {
   cat <<'END'
 create.sh --name NAME --zone ZONE --project PROJECT --type TYPE [OPTION...] [-- GCLOUD_OPTION...]
 
-  --type TYPE          v2-N, v3-N, v4-N, v5p-N (N cores, 2 to a chip), v5litepod-N or v6e-N (N chips)
-  --topology AxB[xC]   chips in each direction; then --type has no number, such as v5p
-  --version VERSION    runtime version  [default: the documented one of the type]
-  --spot               cheaper, and may be taken away at any time
-  --queued             a queued resource: waits in a queue instead of failing when there is no capacity
+  --type TYPE          v2-N, v3-N, v4-N, v5p-N (N cores, 2 per chip), v5litepod-N or v6e-N (N chips)
+  --topology AxB[xC]   chips in each direction; --type then has no number, such as v5p
+  --version VERSION    runtime version  [default: the documented version for the type]
+  --spot               cheaper, and may be preempted at any time
+  --queued             wait in a queue instead of failing when there is no capacity
   --slices N           with --queued: N slices that work together  [default: 1]
-  --wait-minutes N     with --queued: wait so long for it, then the request expires  [default: 60]
+  --wait-minutes N     with --queued: let the request expire after N minutes  [default: 60]
   --dry-run            show the commands, run none
   -- GCLOUD_OPTION...  more options of `gcloud compute tpus ... create`, such as --reserved
 END
@@ -48,7 +48,7 @@ if [[ -n $topology ]]; then
     bad "--topology '$topology'" "chips in two or three directions" "--topology such as 2x4 or 2x2x2"
   chips=$((${topology//x/*}))
   shape=(--type="$type" --topology="$topology")
-  # The released command takes a topology of these only; the alpha command takes all.
+  # The released command takes a topology only for v2 to v4; the alpha command takes all types.
   [[ $type == v[234] ]] || track=(alpha)
 else
   matches "$type" "^($types|tpu7x)-[1-9][0-9]{0,4}\$" ||
@@ -104,7 +104,7 @@ fi
 
 nodes=(--node-id="$name")
 ((slices == 1)) || nodes=(--node-count="$slices" --node-prefix="$name")
-# The request expires by itself, so that nothing is granted that nobody waits for.
+# The request expires, so that no machine is granted after the script stops waiting.
 create queued-resources --runtime-version="$version" "${nodes[@]}" \
   --valid-until-duration="$((wait_minutes * 60))s" "${option[@]}"
 

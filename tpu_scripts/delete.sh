@@ -7,7 +7,7 @@ usage() {
   cat <<'END'
 delete.sh --name NAME --zone ZONE --project PROJECT [--yes] [--dry-run]
 
-Finds the queued resource, all its slices and the TPU VM of that name, and deletes them after a question.
+Finds the queued resource, all its slices and the TPU VM of that name, asks, and deletes them.
 
   --yes      do not ask
   --dry-run  show the commands, run none
@@ -25,7 +25,7 @@ while (($#)); do
 done
 check_common
 
-# Fills `request`, the state of the queued resource, and `machines`, from name to state.
+# Sets `request` (the state of the queued resource) and `machines` (states by name).
 declare -A machines=()
 look() {
   local listing="" node owner state count
@@ -55,10 +55,10 @@ delete_machine() { run gcloud compute tpus tpu-vm delete "$1" "${place[@]}" --qu
 begin
 look
 if [[ $dry_run == true ]]; then
-  say "  then, as far as they exist:"
+  say "  then, if they exist:"
   show "${delete_request[@]}"
   delete_machine "$name"
-  say "  then the same lists again, until both are empty"
+  say "  then lists again until both are empty"
   remind=false
   exit
 fi
@@ -76,7 +76,7 @@ if [[ $yes == false ]]; then
   [[ $answer == [yY] || $answer == [yY]es ]] || fail "got the answer '$answer', expected y; nothing was deleted"
 fi
 
-# Its slices go with it; those that stay are deleted one by one.
+# This deletes its slices too; the loop deletes any that remain.
 if [[ -n $request ]]; then
   run "${delete_request[@]}"
   look

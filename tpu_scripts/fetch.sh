@@ -7,8 +7,8 @@ usage() {
   cat <<'END'
 fetch.sh --name NAME --zone ZONE --project PROJECT --to FOLDER [OPTION...]
 
-  --to FOLDER   a folder that does not exist yet; it gets SLICE/worker-W/... for every worker
-  --label NAME  only the run of that label  [default: all]
+  --to FOLDER   a new folder; receives SLICE/worker-W/... for every worker
+  --label NAME  only the run with that label  [default: all]
   --slices N    as given to create.sh  [default: 1]
   --dry-run     show the commands, run none
 END
@@ -25,7 +25,7 @@ while (($#)); do
 done
 check_common
 [[ -n $to ]] || bad "no --to" "a local folder" "--to FOLDER"
-# gcloud would take what is before a colon for a machine.
+# gcloud would read the part before a colon as a machine.
 [[ $to != *:* && $to != -* ]] || bad "--to '$to'" "a path without ':' that does not begin with '-'" "--to FOLDER"
 [[ ! -e $to && ! -L $to ]] ||
   bad "--to $to, which exists" "a new folder, because nothing is overwritten" "--to ANOTHER_FOLDER"
@@ -44,9 +44,9 @@ if [[ $dry_run == true ]]; then
   exit
 fi
 mkdir -p -- "$(dirname -- "$to")"
-# Fails if it has come into being since.
+# Fails if it was created in the meantime.
 mkdir -- "$to"
-say "If this stops half way, $to keeps what came; fetch again into another folder."
+say "If this stops halfway, $to keeps the files copied so far; fetch again into another folder."
 for slice in $(slice_names); do
   count=${workers[$slice]}
   for ((worker = 0; worker < count; worker++)); do

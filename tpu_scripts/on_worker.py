@@ -1,4 +1,4 @@
-"""`on_worker.py WORKERS COMMAND ARGUMENT...`: what worker.sh starts on each of the TPU's workers."""
+"""Runs a command on one worker of a TPU, started by worker.sh: `on_worker.py WORKERS COMMAND ARGUMENT...`."""
 
 import argparse
 import pathlib
@@ -21,8 +21,8 @@ def main(arguments: list[str]) -> None:
 
 
 def join(workers: int) -> None:
-    """Makes one JAX program of the processes of all workers."""
-    # On a TPU VM, JAX reads who the others are, in all slices, from the machine's metadata.
+    """Joins the processes of all workers into one JAX program."""
+    # On a TPU VM, JAX reads the addresses of the others, in all slices, from the machine's metadata.
     if workers > 1 and not jax.distributed.is_initialized():
         join_processes()
     expect("platform", jax.default_backend(), PLATFORM)
@@ -30,7 +30,7 @@ def join(workers: int) -> None:
 
 
 def check(rest: list[str]) -> None:
-    """Counts the devices by a program that runs on all of them."""
+    """Counts the devices with a program that runs on all of them."""
     from jax.experimental import multihost_utils
 
     expect("arguments", rest, [])
@@ -41,7 +41,7 @@ def check(rest: list[str]) -> None:
 
 
 def generate(rest: list[str]) -> None:
-    """The command `jaxspec generate`, by default with the model split over all devices. The first worker prints."""
+    """Runs `jaxspec generate`, by default with the model split over all devices. The first worker prints."""
     from jaxspec.cli import main as jaxspec_command
 
     several = ["--distributed"] if jax.process_count() > 1 else []
@@ -51,29 +51,30 @@ def generate(rest: list[str]) -> None:
 
 
 def benchmark(rest: list[str]) -> None:
-    """Runs `python -m tests.benchmarks` of the source that this file is part of."""
+    """Runs `python -m tests.benchmarks` of this checkout."""
     sys.argv = ["tests.benchmarks", *rest]
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
     runpy.run_module("tests.benchmarks", run_name="__main__", alter_sys=True)
 
 
 def profile(rest: list[str]) -> None:
-    """Generates once to compile, and again under the profiler, with the models split over all devices."""
+    """Generates once to compile and once under the profiler, with the models split over all devices."""
     import jaxspec
 
     parser = argparse.ArgumentParser(prog="run.sh profile ... --", description=profile.__doc__)
     parser.add_argument("prompt")
     parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--draft", default="ngram", help="'ngram', 'none', or a model")
-    parser.add_argument("-k", type=int, help="drafted tokens a round")
+    parser.add_argument("--drafter", default="ngram", help="'ngram', 'none', or a model")
+    parser.add_argument("-k", type=int, help="number of tokens to draft per round")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(rest)
     mesh = jax.make_mesh((jax.device_count(),), ("model",))
     target = jaxspec.load(options.model, mesh=mesh)
-    draft = options.draft if options.draft in ("ngram", "none") else jaxspec.load(options.draft, mesh=mesh)
-    decoder = jaxspec.SpeculativeDecoder(target, draft, k=options.k)
+    named = options.drafter in ("ngram", "none")
+    drafter = options.drafter if named else jaxspec.load(options.drafter, mesh=mesh)
+    decoder = jaxspec.SpeculativeDecoder(target, drafter, k=options.k)
 
     def decode():
         sampled = {"seed": options.seed} if options.temperature else {}
@@ -92,7 +93,7 @@ def profile(rest: list[str]) -> None:
 
 
 def expect(what: str, got: object, expected: object) -> None:
-    """Ends the program unless the two are equal."""
+    """Ends the program unless `got` equals `expected`."""
     if got != expected:
         sys.exit(f"error: got {what} {got}, expected {expected}; run setup.sh again, or see the messages above")
 

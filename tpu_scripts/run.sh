@@ -7,12 +7,12 @@ usage() {
   cat <<'END'
 run.sh generate  --name NAME --zone ZONE --project PROJECT [OPTION...] -- ARGUMENT...  of `jaxspec generate`
 run.sh benchmark --name NAME --zone ZONE --project PROJECT [OPTION...] -- ARGUMENT...  of `python -m tests.benchmarks`
-run.sh profile   --name NAME --zone ZONE --project PROJECT [OPTION...] -- ARGUMENT...  PROMPT [--model M] [--draft D]
+run.sh profile   --name NAME --zone ZONE --project PROJECT [OPTION...] -- ARGUMENT...  PROMPT [--model M] [--drafter D]
                                      [-k K] [--max-new-tokens N] [--temperature T] [--seed S]
 
   --slices N    as given to create.sh  [default: 1]
-  --label NAME  the folder of the results on each worker, in jaxspec-results  [default: command and time]
-  --minutes N   end a run that takes longer  [default: 60]
+  --label NAME  folder for the results in jaxspec-results on each worker  [default: command and time]
+  --minutes N   end a run after N minutes  [default: 60]
   --dry-run     show the commands, run none
 END
 }

@@ -7,8 +7,8 @@ usage() {
   cat <<'END'
 setup.sh --name NAME --zone ZONE --project PROJECT [--slices N] [--dry-run]
 
-Copies the checkout's last commit to every worker, installs ".[tpu]" in a virtual environment, and checks the devices.
-May be repeated: it installs anew.
+Copies the last commit to every worker, installs ".[tpu]" in a virtual environment, and checks the devices.
+Running it again reinstalls.
 END
 }
 
@@ -20,7 +20,7 @@ done
 check_common
 
 checkout=$scripts/..
-# Read before anything is paid for.
+# Checked before anything costs money.
 git -C "$checkout" cat-file -e HEAD:tpu_scripts/worker.sh 2>/dev/null ||
   bad "no commit with tpu_scripts/worker.sh in $checkout" "a git checkout of jaxspec" "the setup.sh of one"
 

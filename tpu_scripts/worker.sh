@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The part that runs on each worker; setup.sh and run.sh call it through ssh.
+# Runs on each worker; setup.sh and run.sh call it through ssh.
 set -euo pipefail
 
 source_folder=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -12,7 +12,7 @@ fail() {
 }
 
 install() {
-  # The machines' own Python is older than jaxspec needs; uv brings one.
+  # The machines' Python is too old for jaxspec; uv installs a newer one.
   export PATH=$HOME/.local/bin:$PATH
   command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
   rm -rf -- "$HOME/jaxspec-env"
@@ -27,7 +27,7 @@ check() { # WORKERS
 run() { # LABEL MINUTES WORKERS COMMAND ARGUMENT...
   local results=$HOME/jaxspec-results/$1 minutes=$2 workers=$3 status
   mkdir -p -- "$HOME/jaxspec-results"
-  # gcloud repeats a command whose connection broke: it must neither run twice nor overwrite.
+  # gcloud repeats a command after a lost connection: it must neither run twice nor overwrite.
   mkdir -- "$results" || fail "got the label $1, which has results on $host, expected a new one; pass --label"
   shift 3
   printf '%q ' "$@" >"$results/command.txt"
@@ -40,7 +40,7 @@ run() { # LABEL MINUTES WORKERS COMMAND ARGUMENT...
   set -e
   echo "$status" >"$results/exit_status.txt"
   [[ $status != 124 && $status != 137 ]] || fail "$host: got no end within $minutes minutes; pass more --minutes"
-  # gcloud takes 255 for a broken connection and would run it again.
+  # gcloud reads 255 as a broken connection and would repeat the command.
   ((status == 0)) || fail "$host: got the exit status $status, expected 0; see above"
 }
 

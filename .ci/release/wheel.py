@@ -1,11 +1,11 @@
-"""Makes a release wheel for one kind of machine: the wheel that `pip` makes of a checkout, with prebuilt kernels.
+"""Builds a release wheel for one machine type: the wheel that `pip` makes of a checkout, plus prebuilt kernels.
 
-    python .ci/release/wheel.py                        for x86-64
-    python .ci/release/wheel.py --machine aarch64      with that machine's compiler, such as `g++-aarch64-linux-gnu` has
-    python .ci/release/wheel.py --level x86-64-v3      with kernels for one level of processors alone
+    python .ci/release/wheel.py                        for this machine
+    python .ci/release/wheel.py --machine aarch64      for ARM, with its compiler, such as `g++-aarch64-linux-gnu`
+    python .ci/release/wheel.py --level x86-64-v3      with kernels for one processor level only
 
-Kernels are compiled with the headers of the jaxlib that is installed. Each library is refused if it needs more of the
-system than jaxlib's own wheels do, as the tag `manylinux_2_27` says.
+Kernels are compiled with the headers of the installed jaxlib. A library that needs more of the system than jaxlib's
+own wheels (tagged `manylinux_2_27`) is refused.
 """
 
 import argparse
@@ -28,9 +28,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from jaxspec.ops.native import build, prebuilt  # noqa: E402
-from jaxspec.ops.native.levels import LEVELS, Level  # noqa: E402
+from jaxspec.ops.native.prebuilt import LEVELS, Level  # noqa: E402
 
-# What a library may need: libraries, and of each the newest version of its symbols.
+# Libraries that kernels may link to, and the newest allowed version of their symbols.
 NEEDED = re.compile(r"(libstdc\+\+\.so\.6|libgcc_s\.so\.1|lib(m|c)\.so\.6|libpthread\.so\.0|ld-linux-[\w-]+\.so\.\d)")
 NEWEST = {"GLIBC": (2, 27), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
 TAG = "manylinux_2_27"
@@ -38,11 +38,11 @@ FOLDER = prebuilt.FOLDER.relative_to(ROOT).as_posix()
 
 
 def main() -> None:
-    """Prints the path of the wheel that it made."""
+    """Builds a wheel and prints its path."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--machine", default="x86_64", choices=sorted({level.machine for level in LEVELS}))
-    parser.add_argument("--level", action="append", help="may be repeated; all of the machine's by default")
-    parser.add_argument("--wheel", type=pathlib.Path, help="a wheel of this checkout; made by pip by default")
+    parser.add_argument("--machine", default=platform.machine(), choices=sorted({level.machine for level in LEVELS}))
+    parser.add_argument("--level", action="append", help="a processor level; may be repeated; default: all")
+    parser.add_argument("--wheel", type=pathlib.Path, help="a wheel of this checkout; default: pip builds one")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("dist"))
     given = parser.parse_args()
     known = [level for level in LEVELS if level.machine == given.machine]
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def find_compiler(machine: str) -> str:
-    """Returns the g++ whose programs run on a machine."""
+    """Returns the g++ that compiles for a machine."""
     for name in (f"{machine}-linux-gnu-g++", *(["g++"] if machine == platform.machine() else [])):
         if found := shutil.which(name):
             return found
@@ -66,7 +66,7 @@ def find_compiler(machine: str) -> str:
 
 
 def compile_levels(levels: list[Level], compiler: str, folder: pathlib.Path) -> dict[str, bytes]:
-    """Returns the libraries and their manifest, by their names."""
+    """Returns the libraries and their manifest as a dictionary from file name to contents."""
     files, old = {}, pathlib.Path(__file__).with_name("old_libraries.cpp")
     for level in levels:
         made = folder / level.name / f"{level.name}.so"
@@ -87,7 +87,7 @@ def compile_levels(levels: list[Level], compiler: str, folder: pathlib.Path) -> 
 
 
 def ffi_version() -> str:
-    """Returns the version of XLA's foreign function interface that the headers have."""
+    """Returns the version of XLA's foreign function interface in jaxlib's headers."""
     text = pathlib.Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h").read_text()
     return ".".join(re.findall(r"#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", text))
 
@@ -114,8 +114,8 @@ def make_wheel(folder: pathlib.Path) -> pathlib.Path:
 
 
 def add_files(wheel: pathlib.Path, files: dict[str, bytes], platform_tag: str, out: pathlib.Path) -> pathlib.Path:
-    """Returns a wheel for one platform, with more files than one for all of them."""
-    made = out / wheel.name.replace("-any.whl", f"-{platform_tag}.whl")
+    """Writes a copy of a wheel with more files, tagged for one platform; returns its path."""
+    made = out / f"{wheel.stem.rpartition('-')[0]}-{platform_tag}.whl"
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as new:
         (record,) = [info for info in old.infolist() if info.filename.endswith(".dist-info/RECORD")]
         lines = old.read(record).decode().splitlines()
@@ -123,7 +123,7 @@ def add_files(wheel: pathlib.Path, files: dict[str, bytes], platform_tag: str, o
             data = old.read(info)
             if info.filename.endswith(".dist-info/WHEEL"):
                 text = data.decode().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
-                data = text.replace("Tag: py3-none-any", f"Tag: py3-none-{platform_tag}").encode()
+                data = re.sub(r"Tag: py3-none-\S+", f"Tag: py3-none-{platform_tag}", text).encode()
                 lines = [line for line in lines if not line.startswith(f"{info.filename},")]
                 lines.append(record_line(info.filename, data))
             if info is not record:
@@ -138,7 +138,7 @@ def add_files(wheel: pathlib.Path, files: dict[str, bytes], platform_tag: str, o
 
 
 def record_line(name: str, data: bytes) -> str:
-    """Returns what a wheel's RECORD says of a file."""
+    """Returns the line for a file in a wheel's RECORD."""
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
     return f"{name},sha256={digest},{len(data)}"
 

@@ -8,8 +8,8 @@
 # %% [markdown]
 # # Acceptance by hand
 #
-# How many tokens a round gives follows from one number a position: the probability that a draft is accepted. This notebook
-# computes it exactly for a small pair of models, and compares it with what the loop counts.
+# How many tokens does a round give? That follows from one number a position: the probability that a draft is accepted. This
+# notebook computes it exactly for a small pair of models, and compares it with the counts of the loop.
 
 # %%
 import jax
@@ -110,5 +110,5 @@ assert np.all(
 )  # rounds at a text's end are cut short
 
 # %% [markdown]
-# Whether more drafts pay is another question: it depends on what a round costs. `jaxspec plan` measures both on your machine,
-# and `Adaptive` decides while it decodes.
+# Whether more drafts gain time is another question, which depends on the cost of a round. `jaxspec plan` measures it on your
+# machine, and `Adaptive` decides during decoding.

@@ -8,26 +8,29 @@
 # %% [markdown]
 # # First tokens
 #
-# A real model, some text, and a look at what speculation did to it. The first line loads SmolLM2-135M-Instruct, which is
-# downloaded once (98 MB); `"auto"` is the drafter that its manifest names: n-grams, or a small head where that promises more.
+# A real model, some text, and a look at its rounds. The first line loads SmolLM2-135M-Instruct, which is downloaded once
+# (98 MB). Its drafter comes with it: n-grams, or a small head where that promises more.
+#
+# The first call compiles the program. The second one runs it again, so its speed is that of decoding.
 
 # %%
 import jaxspec
 
-decoder = jaxspec.SpeculativeDecoder("smollm2-135m-instruct", "auto")
+decoder = jaxspec.SpeculativeDecoder("smollm2-135m-instruct")
 question = {"role": "user", "content": "Name three rivers."}
+decoder.chat([question], temperature=0, max_new_tokens=64)  # compiles
 result = decoder.chat([question], temperature=0, max_new_tokens=64)
-print(result)
+print(result.text)
 
 # %% [markdown]
-# A notebook shows the same result with its rounds: text on green was drafted and accepted, and each line ends a round.
+# A notebook shows a result with its rounds: text on green was drafted and accepted, and each line ends a round.
 
 # %%
 result
 
 # %% [markdown]
-# Speculation pays where a text repeats itself. `compare` decodes without it too, in turns, and says how much faster it was
-# on this machine:
+# Speculation gains most where a text repeats itself. `compare` also decodes without it, in turns, and reports the speed-up on
+# this machine. It compiles before it measures:
 
 # %%
 decoder.compare("1, 2, 3, 4, 5, 6, 7, 8,", temperature=0, max_new_tokens=96)
@@ -35,43 +38,42 @@ decoder.compare("1, 2, 3, 4, 5, 6, 7, 8,", temperature=0, max_new_tokens=96)
 # %% [markdown]
 # ## The same in your own `jit`
 #
-# `jaxspec.generate` is a function of arrays. It runs inside your own `jit`, under `vmap` and in `lax.scan`:
+# `jaxspec.generate` is a function of arrays. It runs inside your own `jit`, under `vmap` and in `lax.scan`. A row stops at the
+# model's end token, and `length` counts its tokens:
 
 # %%
 import jax
 import jax.numpy as jnp
 
 target = decoder.target
-prompt = jnp.asarray([target.tokenizer.encode("The sea is calm and")])
+prompt = jnp.asarray([target.tokenizer.apply_chat_template([question])])
+sampling = jaxspec.Sampling(temperature=0.8, top_p=0.95)
 
 
 @jax.jit
-def write(target, prompt, key):
+def write(target, drafter, prompt, key):
+    verifier = jaxspec.CoupledVerifier()
     return jaxspec.generate(
         target,
-        jaxspec.NGramDrafter(k=4),
+        drafter,
         prompt,
         key=key,
-        sampling=jaxspec.Sampling(temperature=0.8, top_p=0.95),
-        verifier=jaxspec.CoupledVerifier(),
-        max_new_tokens=32,
+        sampling=sampling,
+        verifier=verifier,
+        max_new_tokens=64,
     )
 
 
-with_drafts = write(target, prompt, jax.random.key(0))
-print(target.tokenizer.decode(with_drafts.tokens[0].tolist()))
+with_drafts = write(target, decoder.drafter, prompt, jax.random.key(0))
+written = with_drafts.tokens[0, : with_drafts.length[0]]
+print(target.tokenizer.decode(written.tolist()))
 
 # %% [markdown]
-# `CoupledVerifier` gives the tokens of plain decoding for the same key, one by one:
+# A text stops at the model's end token. `CoupledVerifier` gives the tokens of plain decoding for the same key, one by one:
 
 # %%
 plain = jaxspec.generate(
-    target,
-    None,
-    prompt,
-    key=jax.random.key(0),
-    sampling=jaxspec.Sampling(temperature=0.8, top_p=0.95),
-    max_new_tokens=32,
+    target, None, prompt, key=jax.random.key(0), sampling=sampling, max_new_tokens=64
 )
 same = bool((plain.tokens == with_drafts.tokens).all())
 assert same

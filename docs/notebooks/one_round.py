@@ -8,8 +8,8 @@
 # %% [markdown]
 # # One round, drawn
 #
-# A round proposes, verifies and commits. Here is each part of one, on a target small enough to look at: eight tokens, and a
-# table that says which follows which.
+# A round proposes, verifies and commits. This notebook shows each part on a target small enough to look at: eight tokens, and a
+# table of which token follows which.
 
 # %%
 import jax
@@ -33,8 +33,8 @@ target = jaxspec.from_function(scores, table, vocab_size=VOCAB)
 draft = jaxspec.from_function(scores, guesses, vocab_size=VOCAB)
 
 # %% [markdown]
-# The drafter guesses three tokens, each drawn from its own distribution. `step` runs one round, and its second value says
-# what the round emitted.
+# The drafter guesses three tokens, each drawn from its distribution. `step` runs one round, and its second value holds the
+# emitted tokens.
 
 # %%
 drafter, verifier = jaxspec.ModelDrafter(draft, k=3), jaxspec.TokenVerifier()
@@ -79,8 +79,8 @@ plt.show()
 # %% [markdown]
 # ## Why the distribution stays the target's
 #
-# A draft `x` is accepted with probability `min(1, target(x) / draft(x))`; after a rejection, the token is drawn from what the
-# draft left of the target, `max(0, target - draft)`, normalized. What comes out is the sum of both, for each token:
+# A draft `x` is accepted with probability `min(1, target(x) / draft(x))`. After a rejection, the token is drawn from the residual
+# `max(0, target - draft)`, normalized. The output has the sum of both, for each token:
 
 # %%
 target_row = jax.nn.softmax(table[3])

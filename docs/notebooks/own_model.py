@@ -6,9 +6,9 @@
 # ---
 
 # %% [markdown]
-# # Your own model
+# # A model of tunix
 #
-# You have a JAX model already, with its own code and cache. Here it is one of [tunix](https://github.com/google/tunix)
+# You have a JAX model with its own code and cache. Here it is one of [tunix](https://github.com/google/tunix)
 # (`pip install google-tunix`): a small Qwen 2 of random weights, made as tunix makes it.
 
 # %%
@@ -30,8 +30,7 @@ model = Qwen2(config, rngs=nnx.Rngs(0))
 # %% [markdown]
 # ## Two lines
 #
-# `from_tunix` wraps it. Its cache has one index for all rows; `generate` lets each row accept another number of drafts all
-# the same.
+# `from_tunix` wraps it. Its cache has one index for all rows, and still each row may accept a different number of drafts.
 
 # %%
 import jaxspec
@@ -77,7 +76,7 @@ answers = sampler(texts, max_generation_steps=32, max_prompt_length=12).tokens
 # %% [markdown]
 # ## Inside your own `jit`, with other weights
 #
-# The wrapped model is a pytree. After an update of the weights wrap it again: the program is the one that was compiled.
+# The wrapped model is a pytree. After an update of the weights, wrap it again: no program is compiled again.
 
 # %%
 traces = []
@@ -104,17 +103,17 @@ write(updated, prompt, jax.random.key(0)), len(traces)
 # %% [markdown]
 # ## Any function with a cache
 #
-# `from_cached` takes a function, what makes its cache, and the parameters. Say what kind of index the cache has:
+# `from_cached` takes a function, a function that makes its cache, and the parameters. `cache_index` is the kind of its index:
 #
 # | `cache_index` | the cache's index is | the call | drafts |
 # |---|---|---|---|
 # | `"shared"` | one for all rows | takes a mask `[b, t, s]` over slots | chains and trees |
-# | `"per_row"` | one a row | takes such a mask | chains and trees |
-# | `"scalar"` | one number | has a causal mask of its own | chains |
+# | `"per_row"` | one per row | takes such a mask | chains and trees |
+# | `"scalar"` | one number | has its own causal mask | chains |
 #
-# Leaves of the cache that grow with its capacity hold slots, integers of one number, or one a row, are indices; a ring or a state of a
-# fixed size is refused by its path. A few tokens are run through it when it is wrapped: what ignores the mask or the index is
-# told before anything is generated.
+# Leaves of the cache that grow with its capacity hold slots. Integers with one number, or one per row, are indices. A ring or a
+# state of a fixed size is refused by its path. Wrapping runs a few tokens, so an ignored mask or index is an error before
+# anything is generated.
 
 
 # %%
@@ -148,7 +147,7 @@ own = jaxspec.from_cached(
 jaxspec.generate(own, jaxspec.NGramDrafter(k=4), prompt, max_new_tokens=8).tokens
 
 # %% [markdown]
-# A mask that is not looked at is an error, at once:
+# A function that ignores its mask is an error at once:
 
 # %%
 try:

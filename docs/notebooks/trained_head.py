@@ -8,7 +8,7 @@
 # %% [markdown]
 # # A trained head
 #
-# With the default model ships an EAGLE-3 head: one layer over the target's own hidden states. `load_head` reads it, and
+# An EAGLE-3 head ships with the default model: one layer over the target's hidden states. `load_head` reads it, and
 # `EagleDrafter` drafts with it.
 
 # %%
@@ -23,14 +23,15 @@ decoder = jaxspec.SpeculativeDecoder(target, jaxspec.EagleDrafter(head, k=4))
 messages = [
     {"role": "user", "content": "How do plants make food? Explain it to a child."}
 ]
+decoder.chat(messages, temperature=0, max_new_tokens=96)  # compiles
 result = decoder.chat(messages, temperature=0, max_new_tokens=96)
 result
 
 # %% [markdown]
-# How far it guesses right: the share of rounds that accepted the first, second, third and fourth draft.
+# How far does it guess right? The bars are the share of rounds that accepted the first, second, third and fourth draft.
 
 # %%
-share = result.stats.acceptance_by_position()
+share = result.stats.acceptance_by_position
 figure, axis = plt.subplots(figsize=(6, 3))
 axis.bar(np.arange(1, 5), share, color="tab:green", alpha=0.6)
 axis.set_xticks(range(1, 5))
@@ -40,7 +41,7 @@ axis.set_ylim(0, 1)
 plt.show()
 
 # %% [markdown]
-# Every drafter writes the same greedy text, but for ties within rounding. What differs is how many rounds it takes:
+# Every drafter writes the same greedy text, except for ties within rounding. They differ in the number of rounds:
 
 # %%
 drafters = {

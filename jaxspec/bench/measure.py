@@ -1,4 +1,4 @@
-"""Times answers: every turn of a batch is answered by each case in turn, several times over."""
+"""Times answers: each case in turn answers every turn of a batch, several times."""
 
 import dataclasses
 import functools
@@ -11,21 +11,20 @@ import jax
 import numpy as np
 
 import jaxspec
-from jaxspec.bench.cases import PLAIN, Case, widest_prompt
+from jaxspec.bench.cases import PLAIN, Case, Setting, policy_at, widest_prompt
 from jaxspec.bench.peers.panel import Panel
 from jaxspec.bench.quality import divergence, score_of
 from jaxspec.bench.questions import Group, Prompts, check_askable, dialogue, padded
 from jaxspec.bench.records import Counts, Turn
-from jaxspec.bench.setting import Setting, policy_at
 from jaxspec.bench.timing import interleave
-from jaxspec.core.generation import Generation
+from jaxspec.core.results import Generation
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.prompts import Conversation
 
 
 @functools.partial(jax.jit, static_argnames="new_tokens")
 def generate(target, drafter, tokens, length, budget, key, policy, verifier=None, *, new_tokens: int) -> Generation:
-    """Generates with one program for every budget up to `new_tokens`: 0 is the prompt alone."""
+    """Generates with one program for all budgets up to `new_tokens`; a budget of 0 feeds only the prompt."""
     return jaxspec.generate(
         target,
         drafter,
@@ -35,21 +34,20 @@ def generate(target, drafter, tokens, length, budget, key, policy, verifier=None
         sampling=policy,
         verifier=verifier,
         max_new_tokens=budget,
-        stop_tokens=target.tokenizer.eos_token_ids,
         capacity=tokens.shape[1] + new_tokens,
     )
 
 
 def turn_key(seed: int, group: Group, turn: int) -> jax.Array:
-    """Returns the key of a group's turn."""
+    """Returns the key for a group's turn."""
     return jax.random.fold_in(jax.random.key(seed), 1000 * turn + group.members[0])
 
 
 def counts_of(result: Generation, rows: Sequence[int]) -> Counts:
-    """Counts new tokens, rounds and drafts of some rows, and lists the tokens, for JSON.
+    """Returns the new tokens of some rows, and the counts of their tokens, rounds and drafts, for JSON.
 
     Raises:
-      FloatingPointError: the target's logits were not finite.
+      FloatingPointError: if the target's logits are not finite.
     """
     result.raise_for_status()
     rows = list(rows)
@@ -66,9 +64,9 @@ def counts_of(result: Generation, rows: Sequence[int]) -> Counts:
 
 
 def peak_memory() -> tuple[int, str]:
-    """Returns the most bytes in use since the process began, of the "device" or, where it does not tell, "process".
+    """Returns the peak memory in bytes since the process began, and its source: "device" if known, else "process".
 
-    It never falls, so it is that of all cases together.
+    The peak never falls, so it covers all cases together.
     """
     known = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in known:
@@ -83,11 +81,11 @@ class Measurement:
 
     Attributes:
       target: the model that answers.
-      cases: plain decoding first.
-      questions: those of the run.
-      setting: its options.
-      panel: the peers that take turns with the cases where a batch is one request.
-      weights: what the target's are called, where a run compares several.
+      cases: the cases, plain decoding first.
+      questions: the questions of the run.
+      setting: the options of the run.
+      panel: the peers that take turns with the cases in batches of one request.
+      weights: the name of the target's weights, if a run compares several.
     """
 
     target: LanguageModel
@@ -103,7 +101,7 @@ class Measurement:
         self._widest = widest_prompt(self.target, self.cases, self.setting.max_new_tokens)
 
     def forget_programs(self) -> None:
-        """Makes room where other programs come next: each takes much memory."""
+        """Frees compiled programs, which take much memory, before others are compiled."""
         jax.clear_caches()
         self._compiled.clear()
 
@@ -111,7 +109,7 @@ class Measurement:
         """Yields one record for each turn of a group's conversations.
 
         All cases answer the same text: the answers before a turn are those of plain decoding's first repeat. A row
-        whose text has no room in some model's context is left out, and the record says so.
+        whose text does not fit some model's context is left out, and recorded as such.
         """
         for asked in dialogue(self.tokenizer, self.questions, group, self._widest):
             record: Turn = {
@@ -136,7 +134,6 @@ class Measurement:
             yield record
 
     def _time(self, turn: Turn, prompts: Prompts, key: jax.Array) -> None:
-        """Adds the repeats of each case to a turn, and those of the peers."""
         rows, temperature, most = turn["batch"], turn["temperature"], self.setting.max_new_tokens
         timed, policy = [case.for_rows(self.target, rows) for case in self.cases], policy_at(temperature)
         tokens, length = padded([prompts.get(row, [0]) for row in range(rows)], rows, self._widest)
@@ -168,7 +165,7 @@ class Measurement:
             self._compare(turn, prompts, repeat_key)
 
     def _compare(self, turn: Turn, prompts: Prompts, key: jax.Array) -> None:
-        """Notes in the last repeat of each case that must write plain decoding's tokens where it does not."""
+        """Records where the last repeat of each exact case or peer diverges from plain decoding's tokens."""
         rows, temperature = turn["batch"], turn["temperature"]
         plain = turn["cases"][PLAIN][-1]["ids"]
         exact = [turn["cases"][one.label] for one in self.cases if one.label != PLAIN and one.is_exact(temperature)]

@@ -18,21 +18,21 @@ from jaxspec.core.sampling import Policy
 from jaxspec.text.comparison import first_difference, next_logits
 from jaxspec.training.prompts import Conversation
 
-# Two tokens within so many nats of each other are a tie: a pass over one token and a pass over five round differently.
+# Two tokens within this many nats of each other are a tie: passes over one and over five tokens round differently.
 NEAR = 1e-3
-# How often equal sides are said to differ.
+# The probability of reporting a difference between equal sides.
 LEVEL = 0.01
 _RESAMPLES = 2000
-# Of the text up to a place: the scores whose argmax is the next token, `[v]`.
+# Maps a text to the scores `[v]` whose argmax is its next token.
 Score = Callable[[Sequence[int]], np.ndarray]
 
 
 def divergence(plain: Sequence[int], other: Sequence[int], score: Score) -> Divergence | None:
-    """Finds the first place where two answers differ, and how far the worse token there is below the best.
+    """Finds the first place where two answers differ, and the distance of the worse token there below the best.
 
     Returns:
-      `None` where they are equal. The distance is `None` where one answer goes on behind the end of the other, which
-      no tie explains.
+      The place and the distance, or `None` if the answers are equal. The distance is `None` if one answer continues
+      after the end of the other, which no tie explains.
     """
     if (place := first_difference(plain, other)) is None:
         return None
@@ -43,15 +43,15 @@ def divergence(plain: Sequence[int], other: Sequence[int], score: Score) -> Dive
 
 
 def score_of(target, prompt: Sequence[int], row: int, rows: int, policy: Policy, key: jax.Array) -> Score:
-    """Returns the function whose argmax plain decoding takes with this key, after the prompt and some new tokens.
+    """Returns a function of new tokens that gives the scores whose argmax plain decoding takes next with this key.
 
     Args:
-      target: the model.
-      prompt: token ids.
-      row: index of the row in a batch of `rows`.
-      rows: size of the batch.
+      target: the target model.
+      prompt: the token ids of the prompt.
+      row: the index of the row in its batch.
+      rows: the number of rows of the batch.
       policy: the sampling policy.
-      key: as `jaxspec.generate` takes it.
+      key: the key passed to `jaxspec.generate`.
     """
 
     def score(answer: Sequence[int]) -> np.ndarray:
@@ -67,12 +67,12 @@ def score_of(target, prompt: Sequence[int], row: int, rows: int, policy: Policy,
 
 @dataclasses.dataclass(frozen=True)
 class FigureDifference:
-    """Gives the difference of a figure from plain decoding's over the same questions, and whether it is noise.
+    """Holds the difference of a figure from that of plain decoding on the same questions, and whether it is noise.
 
     Attributes:
       plain: the figure of plain decoding.
       other: the figure of the other side.
-      difference: `other` less `plain`, in the figure's own unit or another.
+      difference: `other` minus `plain`, not necessarily in the unit of the figure.
       error: the standard error of the difference; `None` for a single question.
       low: the lower end of the difference's interval at confidence `1 - LEVEL`, or `None`.
       high: its upper end, or `None`.
@@ -87,16 +87,16 @@ class FigureDifference:
 
     @property
     def within_noise(self) -> bool | None:
-        """Whether the interval holds 0; `None` where a single question cannot tell."""
+        """Whether the interval contains 0; `None` for a single question."""
         return None if self.low is None or self.high is None else self.low <= 0 <= self.high
 
 
 def compare_perplexity(plain: Sequence[float], other: Sequence[float]) -> FigureDifference:
-    """Compares perplexities by the paired t interval of the negative log-likelihood's mean over questions.
+    """Compares perplexities by the paired t interval of the mean negative log-likelihood over questions.
 
     Args:
-      plain: the mean negative log-likelihood of each question's tokens, in nats.
-      other: the same of the other side.
+      plain: the mean negative log-likelihood of each question's tokens under plain decoding, in nats.
+      other: the mean negative log-likelihood for the other side.
     """
     differences = np.subtract(other, plain)
     mean, count = float(differences.mean()), len(differences)
@@ -111,12 +111,12 @@ def compare_perplexity(plain: Sequence[float], other: Sequence[float]) -> Figure
 def compare_corpora(
     plain: Sequence[Any], other: Sequence[Any], figure: Callable[[Sequence[Any]], float]
 ) -> FigureDifference:
-    """Compares figures of corpora by the paired bootstrap over questions.
+    """Compares a figure of two corpora by the paired bootstrap over questions.
 
     Args:
-      plain: what `figure` takes of each question.
-      other: the same of the other side.
-      figure: one number of many questions.
+      plain: the input to `figure` from each question under plain decoding.
+      other: the input to `figure` for the other side.
+      figure: computes one number from the inputs of many questions.
     """
     first, second = figure(plain), figure(other)
     if len(plain) == 1:
@@ -139,15 +139,15 @@ def compare_corpora(
 
 
 def check_bleu() -> None:
-    """Raises `ImportError`, with what to install, where BLEU cannot be computed."""
+    """Raises `ImportError`, which names the package to install, if BLEU cannot be computed."""
     if importlib.util.find_spec("sacrebleu") is None:
         raise ImportError('BLEU needs sacrebleu, which is not installed; `pip install "jaxspec-decode[bench]"`')
 
 
 def bleu_counts(answers: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """Counts, by sacrebleu: lengths of answers and references, then matched and all n-grams; `[2 + 2 n]`.
+    """Counts lengths of answers and references, then matched and all n-grams, by sacrebleu; `[2 + 2 n]`.
 
-    Counts of texts add up to those of a corpus.
+    The counts of a corpus are the sums of its texts' counts.
     """
     from sacrebleu.metrics.bleu import BLEU
 
@@ -166,15 +166,15 @@ def bleu(counts: Sequence[np.ndarray]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """Counts the number of answers that have the tokens of plain decoding.
+    """Counts the answers with the tokens of plain decoding.
 
     Attributes:
-      answers: those compared, of all repeats.
-      same: those that are equal.
-      near_ties: those that diverge where the target nearly had a tie (within `NEAR`).
-      different: those that diverge elsewhere.
-      first: of `different` the first: its `question`, `turn`, `place` and `distance` of the worse token below the best,
-        `None` where one answer ended before the other.
+      answers: the number of compared answers, over all repeats.
+      same: the number of equal answers.
+      near_ties: the number of answers that diverge where the target nearly had a tie (within `NEAR`).
+      different: the number of answers that diverge elsewhere.
+      first: the first of `different`: its `question`, `turn`, `place`, and `distance` of the worse token below the
+        best, which is `None` if one answer ended before the other.
     """
 
     answers: int
@@ -185,7 +185,7 @@ class Agreement:
 
     @classmethod
     def of(cls, turns: Sequence[Turn], label: str) -> "Agreement | None":
-        """Counts the answers of a case or a peer's mode; `None` where these need not be the same."""
+        """Counts the answers of a case or a peer's mode; returns `None` if these may differ from plain decoding."""
         if "divergences" not in repeats_of(turns[0], label)[0]:
             return None
         answers = list(_answers(turns, label, "divergences"))
@@ -197,16 +197,16 @@ class Agreement:
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
-    """Compares one case against plain decoding, at one batch and temperature.
+    """Compares one case with plain decoding, at one batch and temperature.
 
     Attributes:
-      batch: requests decoded together.
-      temperature: 0 is greedy decoding.
-      case: its label.
-      weights: of the comparison with peers that it is of, as `Turn` has it.
-      agreement: where tokens must be the same: greedily, and with coupled verification; `None` elsewhere.
-      perplexity: under the target, where they need not be; `None` elsewhere.
-      bleu: the same against references; `None` where the questions have none.
+      batch: the number of requests decoded together.
+      temperature: the sampling temperature; 0 is greedy decoding.
+      case: the label of the case.
+      weights: the name of the weights in a comparison with peers; see `Turn`.
+      agreement: the agreement of tokens, where they must be equal: for greedy decoding and coupled verification.
+      perplexity: the difference of perplexity under the target, where tokens may differ; else `None`.
+      bleu: the difference of BLEU, where tokens may differ and the questions have references; else `None`.
     """
 
     batch: int
@@ -224,9 +224,9 @@ def assess(
     """Compares each case with plain decoding, in each setting (`setting_of`).
 
     Args:
-      records: those of a run.
-      questions: those it asked, whose references count.
-      decode: the text of token ids.
+      records: the records of a run.
+      questions: the questions of the run, with their references.
+      decode: returns the text of token ids.
     """
     found = []
     for (batch, temperature, weights), turns in group_by(answered(records), setting_of).items():
@@ -241,7 +241,7 @@ def assess(
 
 
 def _answers(turns: Sequence[Turn], label: str, name: str) -> Iterator[tuple[int, int, Any]]:
-    """Yields the question, the turn and one value of every answer, of all repeats."""
+    """Yields the question, the turn and the value `name` of every answer, over all repeats."""
     for turn in turns:
         for repeat in repeats_of(turn, label):
             for question, value in zip(turn["questions"], repeat[name], strict=True):
@@ -249,7 +249,7 @@ def _answers(turns: Sequence[Turn], label: str, name: str) -> Iterator[tuple[int
 
 
 def _losses(turns: Sequence[Turn], case: str) -> list[float]:
-    """Returns each question's mean negative log-likelihood of a token, over all turns and repeats."""
+    """Returns the mean negative log-likelihood per token of each question, over all turns and repeats."""
     sums: dict[int, tuple[float, int]] = {}
     pairs = zip(_answers(turns, case, "log_probs"), _answers(turns, case, "tokens"), strict=True)
     for (question, _, log_prob), (_, _, tokens) in pairs:
@@ -261,7 +261,7 @@ def _losses(turns: Sequence[Turn], case: str) -> list[float]:
 def _bleu_counts(
     turns: Sequence[Turn], case: str, questions: Sequence[Conversation], decode: Callable[[list[int]], str]
 ) -> list[np.ndarray]:
-    """Returns the counts of each question that has references, over all turns and repeats."""
+    """Returns the BLEU counts of each question with references, over all turns and repeats."""
     texts: dict[int, list[tuple[str, str]]] = {}
     for question, turn, ids in _answers(turns, case, "ids"):
         references = questions[question].references

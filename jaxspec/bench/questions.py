@@ -1,4 +1,4 @@
-"""Reads questions, asks them in batches of one task, and lays conversations out turn by turn."""
+"""Reads questions, groups them in batches of one task, and yields conversations turn by turn."""
 
 import dataclasses
 import itertools
@@ -10,18 +10,19 @@ from typing import TypeVar
 import numpy as np
 
 from jaxspec.bench.records import group_by
+from jaxspec.checkpoints.chat_template import text_of
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.training.batching import widths_for
+from jaxspec.training.dataset import widths_for
 from jaxspec.training.prompts import Conversation, read_prompts
 
 _FOLDER = Path(__file__).parent
-# Five for each of Spec-Bench's tasks; requests of programmers, most of them about code that they give.
+# Five questions for each of Spec-Bench's tasks; requests by programmers, most of them about code that they include.
 NAMES = {"built-in": _FOLDER / "prompts.jsonl", "code": _FOLDER / "code.jsonl"}
-# What is beyond a row's end is never fed, and a program takes longer to compile than to run.
+# Tokens past a row's end are never fed, and a program takes longer to compile than to run.
 _NARROWEST = 512
 # The tasks of Spec-Bench, in its order.
 TASKS = ("multi-turn", "translation", "summarization", "qa", "math_reasoning", "rag")
-# MT-bench's kinds are one task of Spec-Bench.
+# MT-bench's categories form one task of Spec-Bench.
 _MULTI_TURN = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
 
 # Token ids by row.
@@ -30,11 +31,11 @@ T = TypeVar("T")
 
 
 def read_questions(name_or_path: str | os.PathLike[str]) -> list[Conversation]:
-    """Reads the built-in questions of that name ("built-in", "code"), else those of a file, as `read_prompts` does.
+    """Reads built-in questions by name ("built-in", "code"), or questions from a file, by `read_prompts`.
 
     Raises:
-      FileNotFoundError: there is neither.
-      ValueError: a line of the file holds no question.
+      FileNotFoundError: if there is no such name or file.
+      ValueError: if a line of the file has no question.
     """
     path = Path(NAMES.get(os.fspath(name_or_path), name_or_path))
     if not path.exists():
@@ -44,25 +45,25 @@ def read_questions(name_or_path: str | os.PathLike[str]) -> list[Conversation]:
 
 
 def task_of(conversation: Conversation) -> str:
-    """Returns the task that a question belongs to."""
+    """Returns the task of a question."""
     return "multi-turn" if conversation.category in _MULTI_TURN else conversation.category
 
 
 def in_order(tasks: Iterable[str]) -> list[str]:
-    """Sorts tasks: Spec-Bench's in its order, then others by their names."""
+    """Sorts tasks: those of Spec-Bench in its order, then others by name."""
     return sorted(tasks, key=lambda task: (TASKS.index(task) if task in TASKS else len(TASKS), task))
 
 
 def evenly(questions: Sequence[T], count: int | None) -> list[T]:
-    """Picks `count` of the questions at even distances, first and last among them; all for `None`.
+    """Selects `count` evenly spaced questions, including the first and the last; `None` selects all.
 
     Raises:
-      ValueError: `count` is below 1.
+      ValueError: if `count` is below 1.
     """
     if count is None:
         return list(questions)
     if count < 1:
-        raise ValueError(f"the number of questions must be at least 1, got {count}")
+        raise ValueError(f"count must be at least 1, got {count}")
     places = np.linspace(0, len(questions) - 1, min(count, len(questions))).round().astype(int)
     return [questions[place] for place in places]
 
@@ -70,8 +71,8 @@ def evenly(questions: Sequence[T], count: int | None) -> list[T]:
 def padded(prompts: Sequence[Sequence[int]], rows: int, widest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Pads prompts to `[rows, t]` int32 token ids, and returns them with their lengths `[rows]`.
 
-    The width is one of few, so that few programs are compiled, and at most `widest`; rows without
-    a prompt hold one token 0.
+    The width is one of a few, so that few programs are compiled, and at most `widest`. Rows without
+    a prompt hold a single token 0.
     """
     longest = max(map(len, prompts))
     width = next(width for width in widths_for(longest) if width >= max(longest, _NARROWEST))
@@ -84,26 +85,25 @@ def padded(prompts: Sequence[Sequence[int]], rows: int, widest: int | None = Non
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Names the rows of one batch, all of one task.
+    """Describes the rows of one batch, all of one task.
 
     Attributes:
-      task: its name.
-      members: for each row the index of its question.
+      task: the name of the task.
+      members: the index of each row's question.
     """
 
     task: str
     members: tuple[int, ...]
 
     def unit(self, temperature: float, weights: str = "") -> list[int | float | str]:
-        """Names the measuring of these rows: no other group of as many rows begins with the same question."""
+        """Returns an id for measuring these rows; no other group of that size begins with the same question."""
         return [len(self.members), temperature, self.members[0], *([weights] if weights else [])]
 
 
 def groups(questions: Sequence[Conversation], batch: int) -> list[Group]:
-    """Puts every question into a batch of its task, questions of similar size together.
+    """Groups the questions of each task into batches, with questions of similar size together.
 
-    Where a task's last batch is not full, the task's questions fill it from the first on again: each batch has as
-    many requests as it is said to have.
+    The task's first questions fill up its last batch, so that each batch has exactly `batch` requests.
     """
     by_task = group_by(range(len(questions)), lambda index: task_of(questions[index]))
     found = []
@@ -115,32 +115,32 @@ def groups(questions: Sequence[Conversation], batch: int) -> list[Group]:
 
 
 def is_asked(question: Conversation, turn: int) -> bool:
-    """Returns whether a conversation has this turn, and the target is to answer it."""
+    """Returns whether a conversation has this turn, and the target must answer it."""
     return len(question.answers) <= turn < len(question.turns)
 
 
 def check_askable(name: str, tokenizer: Tokenizer | None, questions: Sequence[Conversation]) -> Tokenizer:
-    """Returns the tokenizer of a model that can be asked.
+    """Checks that a model can be asked the questions, and returns its tokenizer.
 
     Raises:
-      ValueError: it has no tokenizer, or nothing is to be answered.
+      ValueError: if the model has no tokenizer, or no question needs an answer.
     """
     if tokenizer is None:
         raise ValueError(f"{name} has no tokenizer, so it cannot be asked questions; pass a model with one")
     if all(len(question.answers) >= len(question.turns) for question in questions):
-        raise ValueError("every question has its answers already, so there is nothing to measure; leave answers out")
+        raise ValueError("every question already has its answers, so there is nothing to measure; leave answers out")
     return tokenizer
 
 
 def prompt_of(tokenizer: Tokenizer, question: Conversation, answers: Sequence[str]) -> list[int]:
-    """Returns token ids of a conversation up to the turn that follows some answers.
+    """Returns the token ids of a conversation up to the turn that follows the given answers.
 
-    A tokenizer without a chat template gets the bare texts, an empty line between them.
+    Without a chat template, the bare texts are joined by empty lines.
     """
     messages = question.messages(answers)
     if tokenizer.has_chat_template:
         return tokenizer.apply_chat_template(messages)
-    return tokenizer.encode("\n\n".join(message["content"] for message in messages))
+    return tokenizer.encode("\n\n".join(map(text_of, messages)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,10 +148,10 @@ class AskedTurn:
     """Holds one turn of a group's conversations.
 
     Attributes:
-      turn: its index.
-      prompts: token ids of the rows that are asked.
-      left_out: the rows whose texts have no room in a model's context.
-      replies: token ids by row, filled by whoever answers: later turns follow them.
+      turn: the index of the turn.
+      prompts: the token ids of the rows to answer.
+      left_out: the rows whose texts do not fit a model's context.
+      replies: token ids by row, filled in by the caller; later turns follow them.
     """
 
     turn: int
@@ -163,14 +163,14 @@ class AskedTurn:
 def dialogue(
     tokenizer: Tokenizer, questions: Sequence[Conversation], group: Group, widest: int | None
 ) -> Iterator[AskedTurn]:
-    """Yields the turns of a group's conversations; each must have its `replies` before the next is asked for.
+    """Yields the turns of a group's conversations; the caller must fill in `replies` before requesting the next turn.
 
     Args:
-      tokenizer: the target's.
-      questions: those of the run.
-      group: the rows that are asked together.
-      widest: the most tokens of a prompt. A row with a longer text is left out, with all its later turns; `None` is no
-        bound.
+      tokenizer: the target's tokenizer.
+      questions: the questions of the run.
+      group: the rows to ask together.
+      widest: the maximum number of tokens of a prompt; `None` means no bound. A row with a longer text is left out,
+        with all its later turns.
     """
     rows = [questions[index] for index in group.members]
     answers, gone = [list(row.answers) for row in rows], set[int]()

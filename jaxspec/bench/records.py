@@ -1,18 +1,18 @@
-"""Keeps the records of a run in a file of JSON lines, which an interrupted run goes on from."""
+"""Keeps the records of a run in a file of JSON lines, from which an interrupted run resumes."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 
-from jaxspec.core.files import FileFormatError, check_fields, read_json_line, reading
-from jaxspec.training.files import differences, write_text
+from jaxspec.io.files import FileFormatError, check_fields, read_json_line, reading, write_text
+from jaxspec.io.manifest import differences
 
-# All else in a header may change between the parts of one run.
+# Everything else in a header may change between the parts of one run.
 _SAME = ("setting", "machine")
 _ANOTHER = "pass another file"
 _NUMBER = (int, float)
-# What a line has, by its kind, where a run is resumed.
+# The fields of a line that resuming needs, by kind.
 _KINDS = {
     "run": {"setting": dict, "machine": dict},
     "turn": {
@@ -26,13 +26,13 @@ _KINDS = {
 T = TypeVar("T")
 K = TypeVar("K")
 
-# The first place where two answers differ, and how far the worse token there is below the best, in nats: `None` where
+# The first place where two answers differ, and the distance of the worse token there below the best, in nats: `None` if
 # one answer ended before the other.
 Divergence = tuple[int, float | None]
 
 
 class Timed(TypedDict):
-    """Holds one answer of a batch, or of a peer: its time, and the number of new tokens and their ids by row."""
+    """Holds one answer of a batch or a peer: its time, and the number and ids of new tokens by row."""
 
     seconds: float
     tokens: list[int]
@@ -41,7 +41,7 @@ class Timed(TypedDict):
 
 
 class Counts(TypedDict):
-    """Counts new tokens, their ids, rounds and drafts of each row; by position in the draft, all rows together."""
+    """Holds the new tokens, rounds and drafts of each row; counts by position in the draft are summed over rows."""
 
     tokens: list[int]
     ids: list[list[int]]
@@ -53,7 +53,7 @@ class Counts(TypedDict):
 
 
 class Repeat(Timed, Counts):
-    """Holds one answer of a batch, with the prompt's time and the sum of the log-probs of each row's tokens."""
+    """Holds one answer of a batch, with the prompt's time and each row's summed log-probabilities of its tokens."""
 
     prefill_seconds: float
     log_probs: list[float]
@@ -62,8 +62,8 @@ class Repeat(Timed, Counts):
 class Turn(TypedDict):
     """Holds one turn of a batch of conversations: the repeats of each case, and of each mode of a peer.
 
-    `questions` and `left_out` are indices of questions. `weights` names those that all answered with, where a run
-    compares several with its peers.
+    `questions` and `left_out` are indices of questions. `weights` names the weights that all answered with, if a run
+    compares peers with several.
     """
 
     kind: Literal["turn"]
@@ -82,22 +82,22 @@ class Turn(TypedDict):
 
 
 def answered(records: Sequence[Turn]) -> list[Turn]:
-    """Returns the records of turns in which something was answered."""
+    """Returns the records of turns with at least one answer."""
     return [record for record in records if record["cases"]]
 
 
 def setting_of(turn: Turn) -> tuple[int, float, str]:
-    """Returns what a turn's figures are of: its batch, its temperature, and its weights."""
+    """Returns the setting of a turn: its batch, temperature and weights."""
     return turn["batch"], turn["temperature"], turn.get("weights", "")
 
 
 def repeats_of(turn: Turn, label: str) -> Sequence[Timed]:
-    """Returns the repeats of a case, or of a peer's mode."""
+    """Returns the repeats of a case or of a peer's mode."""
     return (turn["cases"] if label in turn["cases"] else turn.get("peers", {}))[label]
 
 
 def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Groups items by a key, in the order in which keys are met."""
+    """Groups items by a key, in the order in which keys first occur."""
     found: dict[K, list[T]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)
@@ -105,35 +105,35 @@ def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 class Results:
-    """Records in the order they were measured, behind a header; the file is valid at any time.
+    """Stores a header and the records, in the order of measurement; the file is valid at any time.
 
-    Records measured at once share a `unit`, which is measured again as one.
+    Records measured together share a `unit`, which is measured again as a whole.
     """
 
     def __init__(self, path: Path | None, header: Mapping[str, Any], *, resume: bool = False):
-        """Begins a file, or goes on with one.
+        """Creates a file, or resumes one.
 
         Args:
           path: the file; `None` keeps the records in memory.
           header: the first line: the `setting`, the `machine` and the `command`.
-          resume: go on with the file, if it exists.
+          resume: whether to resume the file if it exists.
 
         Raises:
-          ValueError: the file exists and is not to be resumed, or is of another run.
-          FileFormatError: a line of it is damaged.
-          OSError: it cannot be written.
+          ValueError: if the file exists and `resume` is False, or it holds another run.
+          FileFormatError: if a line of the file is damaged.
+          OSError: if the file cannot be written.
         """
         self._path = path
         self._header: dict[str, Any] = {"kind": "run", **header}
         self.records: list[Turn] = []
         if path is not None and path.exists():
             if not resume:
-                raise ValueError(f"{path} exists; pass --resume to go on with it, or another file")
+                raise ValueError(f"{path} exists; pass --resume to continue it, or another file")
             self._read(path)
         self._write()
 
     def has(self, unit: list[int | float | str]) -> bool:
-        """Returns whether a unit was measured."""
+        """Returns whether a unit has been measured."""
         return any(record["unit"] == unit for record in self.records)
 
     def add(self, records: Iterable[Turn]) -> None:
@@ -142,19 +142,19 @@ class Results:
         self._write()
 
     def finish(self, figures: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-        """Ends the file with figures that follow from the records, by their kind."""
+        """Appends the figures computed from the records to the file, by kind."""
         self._write([{"kind": kind} | one for kind, several in figures.items() for one in several])
 
     def _read(self, path: Path) -> None:
         with reading(path, advice=_ANOTHER):
             text = path.read_bytes()
         lines = [_record(path, number, line) for number, line in enumerate(text.splitlines(), start=1)]
-        lines = [record for record in lines if record["kind"] in _KINDS]  # figures follow from these
+        lines = [record for record in lines if record["kind"] in _KINDS]  # figures are computed from these
         if not lines or [place for place, record in enumerate(lines) if record["kind"] == "run"] != [0]:
             raise FileFormatError(path, "", "expected one header of a run, in its first line", _ANOTHER)
         before, now = ({part: header.get(part) for part in _SAME} for header in (lines[0], self._header))
-        if told := differences(before, now):
-            raise ValueError(f"{path} holds another run: {told}. Pass the same, or another file")
+        if found := differences(before, now):
+            raise ValueError(f"{path} holds another run: {found}. Pass the same, or another file")
         self._header, *self.records = lines
 
     def _write(self, figures: Sequence[dict[str, Any]] = ()) -> None:
@@ -164,7 +164,6 @@ class Results:
 
 
 def _record(path: Path, number: int, line: bytes) -> Any:
-    """Reads a line of the file."""
     place = f"line {number}"
     record = read_json_line(path, number, line, _ANOTHER)
     kind = check_fields(path, place, record, {"kind": str}, _ANOTHER)["kind"]

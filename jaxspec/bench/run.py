@@ -1,4 +1,4 @@
-"""Runs every setting, one batch after the other, into a file of records."""
+"""Runs every setting, one batch at a time, and records the results in a file."""
 
 import dataclasses
 import itertools
@@ -11,15 +11,14 @@ import jax
 from tqdm import tqdm
 
 from jaxspec._version import __version__
-from jaxspec.bench import advice, report
-from jaxspec.bench.cases import Case, load_cases
-from jaxspec.bench.comparison import comparisons, open_peers
+from jaxspec.bench import report
+from jaxspec.bench.cases import Case, Setting, load_cases, load_plain, load_target
 from jaxspec.bench.measure import Measurement, peak_memory
+from jaxspec.bench.peers.panel import comparisons, open_peers
 from jaxspec.bench.peers.table import PEERS
 from jaxspec.bench.quality import Quality, assess, check_bleu
 from jaxspec.bench.questions import Group, check_askable, groups
 from jaxspec.bench.records import Results, Turn
-from jaxspec.bench.setting import Setting, load_plain, load_target
 from jaxspec.bench.summary import Against, Summary, against, summarize
 from jaxspec.nn.convert import kernels_of
 from jaxspec.nn.language_model import LanguageModel
@@ -28,7 +27,7 @@ from jaxspec.training.prompts import Conversation
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """Holds a run's header, its records, and the figures that follow from them."""
+    """Holds a run's header, its records, and the figures computed from them."""
 
     header: dict[str, Any]
     records: list[Turn]
@@ -37,17 +36,17 @@ class Finished:
     against: list[Against]
 
     def notes(self) -> list[str]:
-        """Lists what a reader of the tables must know."""
+        """Returns notes for readers of the tables."""
         return report.notes(self.header, self.records)
 
     def tables(self) -> list[report.Table]:
         """Returns the tables of all figures."""
         return [*report.tables(self.summaries), *report.peer_tables(self.against)]
 
-    def advice(self) -> list[advice.Advice]:
-        """Says what follows from the figures."""
-        peers, quality = advice.peer_advice(self.against), advice.quality_advice(self.quality)
-        return [*advice.advice(self.summaries), *peers, *quality]
+    def advice(self) -> list[report.Advice]:
+        """Returns the advice that follows from the figures."""
+        peers, quality = report.peer_advice(self.against), report.quality_advice(self.quality)
+        return [*report.advice(self.summaries), *peers, *quality]
 
 
 def run(
@@ -60,23 +59,23 @@ def run(
     quiet: bool = False,
     quality: bool = False,
 ) -> Finished:
-    """Measures what a file of records does not have yet.
+    """Measures everything that a file of records does not yet have.
 
     Args:
-      setting: what to measure.
-      questions: on what.
+      setting: the options of the run.
+      questions: the questions to answer.
       command: the user's command, for the header.
-      path: the file; `None` keeps nothing.
-      resume: go on with the file.
-      quiet: show no progress.
-      quality: compare the answers, too; a file that was measured without has all it needs.
+      path: the file; `None` keeps records in memory only.
+      resume: whether to resume the file.
+      quiet: whether to hide progress.
+      quality: whether to also compare the answers; files of runs without it have all that this needs.
 
     Raises:
-      ValueError: setting, models, questions and file do not fit each other.
-      OSError: a model cannot be read, or the file not written.
-      ImportError: BLEU is needed, and its library is missing.
-      FloatingPointError: the target's logits were not finite.
-      RuntimeError: a peer failed.
+      ValueError: if setting, models, questions and file are inconsistent.
+      OSError: if a model cannot be read, or the file cannot be written.
+      ImportError: if BLEU is needed and its library is missing.
+      FloatingPointError: if the target's logits are not finite.
+      RuntimeError: if a peer failed.
     """
     if quality and max(setting.temperatures) > 0 and any(question.references for question in questions):
         check_bleu()
@@ -105,10 +104,7 @@ def _measure_missing(
     *,
     quiet: bool,
 ) -> None:
-    """Adds the records that are missing, comparison by comparison; `loaded` are the target and the cases of the first.
-
-    The target is there as it is read, and with the setting's kernels.
-    """
+    """Adds the missing records; `loaded` holds the target, as read and with its kernels, and the first cases."""
     plain, target, cases = loaded
     asked = []
     for one in comparisons(setting, plain):
@@ -129,7 +125,6 @@ def _measure_missing(
 
 
 def _measure(missing: Sequence[tuple[Group, float]], measurement: Measurement, results: Results, bar: tqdm) -> None:
-    """Adds the records of groups at their temperatures."""
     before = None
     for group, temperature in missing:
         words = f"batch {len(group.members)}, temperature {temperature:g}"
@@ -143,7 +138,7 @@ def _measure(missing: Sequence[tuple[Group, float]], measurement: Measurement, r
 
 
 def machine(target: LanguageModel) -> dict[str, Any]:
-    """Describes where figures come from, for JSON."""
+    """Describes the device, versions and kernels that figures are measured with, for JSON."""
     device = jax.devices()[0]
     return {
         "device": f"{device.platform} {device.device_kind} x {jax.device_count()}, {platform.machine()}",

@@ -1,4 +1,4 @@
-"""Computes figures from a run's records: arithmetic alone, so that a file of records gives them again."""
+"""Computes figures from a run's records, by pure arithmetic, so that a file of records reproduces them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,25 +17,25 @@ ALL = "all"
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Gives the figures of one case on one task, or on all of them.
+    """Holds the figures of one case on one task, or on all tasks.
 
     Attributes:
-      batch: requests decoded together.
-      temperature: 0 is greedy decoding.
-      case: its label.
-      task: of Spec-Bench, or "all".
-      weights: of the comparison with peers that it is of, as `Turn` has it.
-      requests: answers of one repeat.
-      tokens_per_second: the mean over questions, of whole requests.
+      batch: the number of requests decoded together.
+      temperature: the sampling temperature; 0 is greedy decoding.
+      case: the label of the case.
+      task: a task of Spec-Bench, or "all".
+      weights: the name of the weights in a comparison with peers; see `Turn`.
+      requests: the number of answers in one repeat.
+      tokens_per_second: the mean over questions, for whole requests.
       speedup: `tokens_per_second` over that of plain decoding, repeat by repeat; `None` for plain decoding.
-      decode_speedup: the same of all tokens over all time but the prompts'; `None` too where that is too short to time.
-      mean_acceptance_length: emitted tokens a round of a row.
-      acceptance_rate: accepted over drafted tokens.
+      decode_speedup: the speed-up without the prompts' time, over all tokens; `None` also if that is too short to time.
+      mean_acceptance_length: the number of tokens that a row emits per round.
+      acceptance_rate: the number of accepted drafts over that of all drafts.
       acceptance_by_position: the share of rounds that accepted the draft at each position.
-      round_cost: a round's time over a step of plain decoding; `None` where either is too short to time.
-      round_gain: tokens of a round, all rows together, over those of a step of plain decoding.
+      round_cost: a round's time over a step of plain decoding; `None` if either is too short to time.
+      round_gain: the tokens of a round, over all rows, relative to a step of plain decoding.
       prefill_seconds: the median time of the prompt.
-      latency: seconds until a request is answered, half of them sooner; each waits for its batch.
+      latency: the median seconds until a request is answered; each request waits for its batch.
     """
 
     batch: int
@@ -58,17 +58,17 @@ class Summary:
 
 @dataclasses.dataclass(frozen=True)
 class Against:
-    """Sums up one mode of a peer on one task, or on all of them.
+    """Summarizes one mode of a peer on one task, or on all tasks.
 
     Attributes:
-      batch: 1.
-      temperature: 0 is greedy decoding.
-      peer: its name and mode.
-      task: of Spec-Bench, or "all".
-      weights: those that both answered with, as `Turn` has it.
-      tokens_per_second: the mean over questions, of whole requests.
-      ratios: the tokens a second of each jaxspec case over the peer's, repeat by repeat.
-      agreement: its tokens and those of jaxspec's plain decoding; `None` where they are sampled.
+      batch: the number of requests decoded together, always 1.
+      temperature: the sampling temperature; 0 is greedy decoding.
+      peer: the name and mode of the peer.
+      task: a task of Spec-Bench, or "all".
+      weights: the name of the weights that both answered with; see `Turn`.
+      tokens_per_second: the mean over questions, for whole requests.
+      ratios: the tokens per second of each jaxspec case over those of the peer, repeat by repeat.
+      agreement: the agreement with the tokens of jaxspec's plain decoding; `None` if they are sampled.
     """
 
     batch: int
@@ -82,7 +82,7 @@ class Against:
 
 
 def summarize(records: Sequence[Turn]) -> list[Summary]:
-    """Returns a summary for each setting (`setting_of`), task and case, in their order in the run; "all" is last."""
+    """Returns a summary for each setting (`setting_of`), task and case, in the order of the run; "all" is last."""
     return [
         _summary(setting, task, _Figures(chosen, case), _Figures(chosen, PLAIN))
         for setting, turns in group_by(answered(records), setting_of).items()
@@ -112,7 +112,7 @@ def _by_task(turns: Sequence[Turn]) -> list[tuple[str, list[Turn]]]:
 
 
 class _Figures:
-    """Computes the figures of one case, or of a peer's mode, in some turns."""
+    """Computes the figures of one case, or of a peer's mode, over some turns."""
 
     def __init__(self, turns: Sequence[Turn], label: str):
         self.turns, self.label = turns, label
@@ -120,29 +120,29 @@ class _Figures:
         self.rows = [len(several[0]["tokens"]) for several in self.repeats]
 
     def sums(self, name: str) -> np.ndarray:
-        """Returns a figure of each turn and repeat, `[turn, repeat]`, all rows together."""
+        """Returns the sums of a figure over rows, `[turn, repeat]`."""
         return np.array([[np.sum(one[name]) for one in several] for several in self.repeats], float)
 
     def total(self, name: str) -> float:
         return float(self.sums(name).sum())
 
     def speeds(self) -> np.ndarray:
-        """Returns for each repeat the mean over questions of tokens a second, all turns of a question together."""
+        """Returns each repeat's tokens per second: the mean over questions, each with all its turns."""
         tokens, seconds = self.sums("tokens"), self.sums("seconds")
         questions = group_by(range(len(self.turns)), lambda index: tuple(self.turns[index]["unit"]))
         return np.mean([tokens[turns].sum(0) / seconds[turns].sum(0) for turns in questions.values()], axis=0)
 
     def decode_seconds(self) -> np.ndarray:
-        """Returns each repeat's time without the prompts; as both are measured, for tiny models it may be below 0."""
+        """Returns each repeat's time without the prompts; both are measured, so it may be negative for tiny models."""
         return (self.sums("seconds") - self.sums("prefill_seconds")).sum(0)
 
     def decode_speeds(self) -> np.ndarray | None:
-        """Returns tokens a second of each repeat without the prompts; `None` where that is too short to time."""
+        """Returns each repeat's tokens per second without the prompts; `None` if that is too short to time."""
         seconds = self.decode_seconds()
         return self.sums("tokens").sum(0) / seconds if seconds.min() > 0 else None
 
     def steps(self) -> int:
-        """Counts rounds of the loop, which goes on until its last row has ended."""
+        """Counts the rounds of the loop, which continues until its last row has finished."""
         return sum(max(one["rounds"]) for several in self.repeats for one in several)
 
 

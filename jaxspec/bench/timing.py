@@ -1,4 +1,4 @@
-"""Times cases on machines that drift: cases take turns, and ratios are taken turn by turn."""
+"""Times cases on machines whose speed drifts: cases take turns, and ratios are computed turn by turn."""
 
 import dataclasses
 import statistics
@@ -8,13 +8,13 @@ from typing import Any
 
 import jax
 
-# Tells the time in seconds.
+# Returns the time in seconds.
 clock = time.perf_counter
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Gives the least, the median and the largest over turns."""
+    """Holds the minimum, median and maximum over turns."""
 
     low: float
     median: float
@@ -28,13 +28,13 @@ class Spread:
 
     @classmethod
     def of_ratios(cls, over: Iterable[float], under: Iterable[float]) -> "Spread":
-        """Returns the spread of ratios taken turn by turn."""
+        """Returns the spread of ratios computed turn by turn."""
         return cls.of(a / b for a, b in zip(over, under, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """Holds seconds of each case, in the order of the turns, and what each returned last."""
+    """Holds the seconds of each case, in the order of the turns, and its last result."""
 
     seconds: dict[str, list[float]]
     results: dict[str, Any]
@@ -44,14 +44,14 @@ class Samples:
         return statistics.median(self.seconds[name])
 
     def ratio(self, numerator: str, denominator: str) -> Spread:
-        """Returns the ratio of two cases, each taken within one turn."""
+        """Returns the spread of the ratio of two cases, computed within each turn."""
         return Spread.of_ratios(self.seconds[numerator], self.seconds[denominator])
 
 
 def interleave(cases: Mapping[str, Callable[[], Any]], *, repeats: int, warm_up: int = 1) -> Samples:
-    """Runs the cases in turn, `repeats` times over, after `warm_up` turns that do not count.
+    """Times the cases in turn, `repeats` times, after `warm_up` turns that do not count.
 
-    A case returns its arrays, which are waited for.
+    A case returns its arrays; its time ends when they are ready.
     """
     samples = Samples({name: [] for name in cases}, {})
     for turn in range(warm_up + repeats):

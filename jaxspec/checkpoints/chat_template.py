@@ -1,10 +1,11 @@
-"""Renders chat templates within limits of time, memory and output, in one process that all tokenizers share."""
+"""Renders chat templates with limits on time, memory and output, in one process shared by all tokenizers."""
 
 import atexit
 import contextlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,13 +15,55 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoints import chat_worker
+from jaxspec.core import validate
 
-# For a process that is stopped or starved; one that computes is ended by its limit of CPU time long before, where the
-# system has such limits.
+# For a stopped or starved process. Where the system limits CPU time, a process that computes ends long before.
 _SECONDS = 60.0 if chat_worker.resource is not None else 10.0
 _MOST_REPLY = 16 * chat_worker.CHARACTERS
-# What a message's reasoning may be called; templates read the first, some the second.
+# The possible names of a message's reasoning; templates read the first, and some the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+# A template with such a loop takes content in parts.
+_READS_PARTS = re.compile(r"""\bfor\s+\w+\s+in\s+(\w+\s*(\.\s*|\[\s*["']))?content\b""")
+
+
+def check_message(message: Any) -> None:
+    """Checks a message: a role, and content as a text or as parts of text. With tool calls, it may have no content.
+
+    Raises:
+      TypeError, ValueError: it is not such a dictionary.
+    """
+    if not isinstance(message, Mapping) or "role" not in message or not {"content", "tool_calls"} & set(message):
+        raise ValueError(f"messages must be dictionaries with 'role' and 'content', got the message {message!r}")
+    validate.text("the role of a message", message["role"])
+    content, calls = message.get("content"), message.get("tool_calls") or []
+    if not isinstance(calls, list | tuple) or not all(isinstance(one, Mapping) for one in calls):
+        raise TypeError(f"tool_calls of a message must be a list of dictionaries, got {validate.shown(calls)}")
+    if content is None and calls:
+        return
+    for part in content if isinstance(content, list | tuple) else ():
+        if not isinstance(part, Mapping) or part.get("type") != "text":
+            raise ValueError(
+                f"a part of a message must be {{'type': 'text', 'text': ...}}, "
+                f"got {validate.shown(part)}; models here read text "
+                "only, so leave out images, sounds and videos"
+            )
+        validate.text("the text of a part of a message", part.get("text"))
+    if not isinstance(content, list | tuple):
+        validate.text("the content of a message", content)
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """Returns the text of a checked message, its parts one per line, as in llama.cpp and vLLM."""
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def for_template(template: str, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Returns checked messages, with parts of content as one text for a template that does not read parts."""
+    if _READS_PARTS.search(template):
+        return messages
+    in_parts = [isinstance(one.get("content"), list | tuple) for one in messages]
+    return [{**one, "content": text_of(one)} if parts else one for one, parts in zip(messages, in_parts, strict=True)]
 
 
 def render(
@@ -34,13 +77,13 @@ def render(
 
     Args:
       template: a chat template, in the language of jinja2.
-      messages: dictionaries with `role`, `content` and what else the template reads.
-      special_tokens: the texts of the tokens that the template may name.
+      messages: dictionaries with `role`, `content` and anything else that the template reads.
+      special_tokens: the texts of the special tokens, by the names that the template uses.
       add_generation_prompt: whether to open the assistant's next turn.
 
     Raises:
-      TypeError: a message holds what JSON has not.
-      ValueError: the template is wrong, raises an error, or needs more time, memory or output than a chat may.
+      TypeError: a message holds a value that JSON cannot express.
+      ValueError: the template is invalid, raises an error, or exceeds the limits on time, memory or output.
     """
     variables = {**special_tokens, "messages": [_message(one) for one in messages]}
     variables |= {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
@@ -52,14 +95,14 @@ def render(
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Drops what is `None`, and gives reasoning the names that templates read, as transformers does."""
+    """Drops `None` values, and gives reasoning the names that templates read, as transformers does."""
     values = {name: value for name, value in message.items() if value is not None}
     found = [values[name] for name in _REASONING if name in values]
     return {"thinking": found[0], **values, "reasoning_content": found[0]} if found else values
 
 
 class _Worker:
-    """Runs `chat_worker.py`, which ends with this process, as its standard input does."""
+    """Runs `chat_worker.py`, which ends with this process because its standard input then closes."""
 
     def __init__(self):
         specs = [importlib.util.find_spec(name) for name in ("jinja2", "markupsafe")]
@@ -69,18 +112,18 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            bufsize=0,  # a buffer would be copied by forks, and written twice
-            start_new_session=True,  # Control-C at the terminal is for this process, not for that one
+            bufsize=0,  # forks would copy a buffer, and write it twice
+            start_new_session=True,  # Control-C at the terminal must reach only this process
         )
 
     def ask(self, request: bytes) -> dict[str, str]:
-        """Returns the answer to a line of JSON; raises `ValueError`, and ends the process, if there is none."""
+        """Returns the answer to a line of JSON; without one, ends the process and raises `ValueError`."""
         timer = threading.Timer(_SECONDS, self.process.kill)
         timer.daemon = True
         timer.start()
         reply = b""
         try:
-            with contextlib.suppress(OSError):  # of a process that has ended
+            with contextlib.suppress(OSError):  # the process may have ended
                 self._send(request)
                 reply = self._receive()
         finally:
@@ -120,15 +163,15 @@ class _Worker:
 
 
 class _Shared:
-    """Holds the one worker of this process, started by the first template."""
+    """Holds this process's only worker, which the first template starts."""
 
     def __init__(self):
         self.lock, self.worker = threading.Lock(), None
 
     def forget(self) -> None:
-        """Leaves the worker to the process that started it: a fork must not read what its parent asked for."""
+        """Forgets the worker without ending it: it belongs to the parent, whose answers a fork must not read."""
         if self.worker is not None:
-            self.worker.process.returncode = 0  # for `subprocess`, which would warn of it
+            self.worker.process.returncode = 0  # keeps `subprocess` from warning about it
         self.lock, self.worker = threading.Lock(), None
 
     def ask(self, request: bytes) -> dict[str, str]:

@@ -1,11 +1,11 @@
-"""Renders chat templates in a process of its own: `python -I -S chat_worker.py PATH...` answers lines of JSON.
+"""Renders chat templates in a separate process: `python -I -S chat_worker.py PATH...` answers lines of JSON.
 
-A template is code of the model's author. jinja2's sandbox keeps it from the machine, but not from looping for ever or
-from filling the memory in one step, as `"x" * 10 ** 10` does; only limits of a process hold that. The process is small:
-it imports jinja2 alone, and no array library.
+A template is code by the model's author. jinja2's sandbox keeps it from the machine, but not from looping forever or
+from filling the memory in one step, as `"x" * 10 ** 10` does; only limits on the process prevent that. The process is
+small: it imports jinja2 alone, and no array library.
 
-The environment is that of transformers (`_compile_jinja_template` in its `chat_template_utils.py`), less the tracking
-of generated tokens, which nothing here asks for.
+The environment is that of transformers (`_compile_jinja_template` in its `chat_template_utils.py`), without the
+tracking of generated tokens, which nothing here needs.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 try:
     import resource
-except ImportError:  # not a POSIX system: `chat_template.py` limits the time, and nothing the memory
+except ImportError:  # not a POSIX system: `chat_template.py` limits the time, but nothing limits the memory
     resource = None
 
 MEMORY, CPU_SECONDS, CHARACTERS = 2**30, 3, 2**24
@@ -29,7 +29,7 @@ def main(paths: list[str]) -> None:
     """Answers requests until standard input ends.
 
     Args:
-      paths: where jinja2 and what it needs lie.
+      paths: the folders of jinja2 and of its dependencies.
     """
     sys.path.extend(paths)
     if resource is not None:
@@ -44,7 +44,9 @@ def main(paths: list[str]) -> None:
 def _answer(line: bytes) -> dict[str, str]:
     try:
         request = json.loads(line)
-        _limit_time(request["seconds"])
+        if resource is not None:  # counted from now
+            spent = resource.getrusage(resource.RUSAGE_SELF)
+            _limit(resource.RLIMIT_CPU, math.ceil(spent.ru_utime + spent.ru_stime) + request["seconds"])
         return {"text": _render(request["template"], request["variables"])}
     except MemoryError:
         return {"error": f"the template needs more than {MEMORY:,} bytes of memory"}
@@ -52,15 +54,8 @@ def _answer(line: bytes) -> dict[str, str]:
         return {"error": (str(error) or type(error).__name__)[:_MOST_REASON]}
 
 
-def _limit_time(seconds: int) -> None:
-    """Gives the process so many seconds from now on, beyond which the system ends it."""
-    if resource is not None:
-        spent = resource.getrusage(resource.RUSAGE_SELF)
-        _limit(resource.RLIMIT_CPU, math.ceil(spent.ru_utime + spent.ru_stime) + seconds)
-
-
 def _limit(kind: int, most: int) -> None:
-    """Sets a soft limit, within the hard one that the machine may have set."""
+    """Sets a soft limit, no higher than the hard limit."""
     assert resource is not None
     _, hard = resource.getrlimit(kind)
     if hard != resource.RLIM_INFINITY:
@@ -86,7 +81,7 @@ def _compile(template: str) -> Any:
     import jinja2.sandbox
 
     class Generation(jinja2.ext.Extension):
-        """Renders `{% generation %}`, which marks what a model generates, as what stands in it."""
+        """Renders the body of `{% generation %}`, which marks the text that a model generates."""
 
         tags: ClassVar[set[str]] = {"generation"}  # pyright: ignore[reportIncompatibleVariableOverride] jinja2 declares it so
 
@@ -111,7 +106,7 @@ def _compile(template: str) -> Any:
 
 
 class _Dict:
-    """Stands for `dict`, without its other attributes."""
+    """Replaces `dict`, without its other attributes."""
 
     def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
         return dict(*args, **values)
@@ -125,7 +120,7 @@ def _namespace() -> type:
     import jinja2.utils
 
     class Namespace(jinja2.utils.Namespace):
-        """Refuses names that begin with `_`, which may be Python's own."""
+        """Rejects names that begin with `_`, which may be Python's own."""
 
         def __init__(*args: Any, **values: Any):
             self, *rest = args

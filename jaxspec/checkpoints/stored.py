@@ -1,4 +1,7 @@
-"""Holds parameters as a checkpoint stores them, in blocks of a few bits, for the native CPU kernels."""
+"""Holds parameters as a checkpoint stores them: low-bit blocks, or grouped integers with scales and zeros.
+
+XLA multiplies by the integers directly; for the native CPU kernels, they become blocks of 32 inputs with equal values.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,28 +10,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxspec.checkpoints.stored_groups import as_blocks
-from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, reading
-from jaxspec.families.base import Blocks, LazyTensor, ParamMapping
-from jaxspec.ops.formats import BLOCK_FORMATS, FORMATS
-from jaxspec.ops.joined import JoinedWeight
-from jaxspec.ops.packed import PackedWeight
+from jaxspec.families.base import Blocks, Grouped, LazyTensor, ParamMapping, build_grouped
+from jaxspec.io.files import DOWNLOAD_AGAIN, FileFormatError, reading
+from jaxspec.ops.formats import BLOCK_FORMATS, FORMATS, GROUPED_FORMAT
+from jaxspec.ops.grouped import DTYPES
+from jaxspec.ops.packed import JoinedWeight, PackedWeight
 from jaxspec.ops.stored import NotFiniteError
 
 
 def has_blocks(tensors: Mapping[str, LazyTensor]) -> bool:
-    """Returns whether some tensor is stored in blocks that there are kernels for, or in integers that can be such."""
+    """Returns whether any tensor is stored in blocks that have kernels, or in integers that convert to such blocks."""
     return any(_blocks(tensor) is not None for tensor in tensors.values())
 
 
 def hold(mapping: ParamMapping, tensors: Mapping[str, LazyTensor], source: str, dtype: DTypeLike) -> PackedWeight:
-    """Returns the weight of a product as its tensors are stored.
+    """Returns the weight of a matrix product in its stored format.
 
     Args:
-      mapping: of the weight.
+      mapping: the mapping of the weight.
       tensors: the tensors by name.
       source: where they are read from, for error messages.
-      dtype: of the rows that are read from it.
+      dtype: the dtype of rows that are read from the weight.
 
     Raises:
       FileFormatError: a tensor is unreadable or not finite.
@@ -50,7 +52,7 @@ def _hold_alike(
     source: str,
     dtype: DTypeLike,
 ) -> PackedWeight:
-    """Holds tensors of one format, or plain ones, as one weight."""
+    """Holds tensors of one block format, or plain tensors, as one weight."""
     several = [blocks for name in names if (blocks := stored[name]) is not None]
     if not several:
         return _native([read_finite(tensors, name, source) for name in names], mapping)
@@ -88,7 +90,69 @@ def _blocks(tensor: LazyTensor) -> Blocks | None:
 
 
 def _native(parts: list[np.ndarray], mapping: ParamMapping) -> PackedWeight:
-    """Holds what is stored as plain numbers, in bfloat16 where that has the same values."""
+    """Holds plain tensors as one weight, in bfloat16 if that is exact."""
     values: Any = jnp.asarray(mapping.build(*parts), jnp.float32)
     exact = bool(jnp.all(values.astype(jnp.bfloat16).astype(jnp.float32) == values))
     return FORMATS["native"].pack(values, jnp.bfloat16 if exact else jnp.float32)
+
+
+_INPUTS = 32  # per block
+
+
+def as_blocks(weight: Grouped) -> Blocks | None:
+    """Converts an integer weight to rows of blocks.
+
+    Returns:
+      The rows, with equal values; `None` if no block format can hold them: for group sizes that 32 does not divide,
+      scales that float16 cannot represent, int8 with zeros, and one-byte floats.
+    """
+    width, groups = weight.values.shape[-1], weight.scale.shape[-1]
+    scale = weight.scale.astype(np.float16)
+    exact = np.array_equal(scale.astype(np.float32), weight.scale.astype(np.float32))
+    if width // groups % _INPUTS or not exact or weight.values.dtype != np.int8:
+        return None
+    blocks = weight.values.reshape(*weight.values.shape[:-1], -1, _INPUTS)
+    spread = lambda x: np.repeat(x, width // groups // _INPUTS, axis=-1)[..., None]  # noqa: E731
+    parts = [spread(scale).view(np.uint8)]
+    if weight.bits == 4:
+        codes = (blocks + 8).astype(np.uint8)
+        zero = np.zeros(weight.scale.shape, np.int8) if weight.zero is None else weight.zero
+        parts += [spread((zero + 8).astype(np.uint8)), codes[..., :16] | codes[..., 16:] << 4]
+    elif weight.zero is None:
+        parts.append(blocks.view(np.uint8))
+    else:
+        return None
+    rows = np.concatenate(parts, axis=-1)
+    return Blocks("INT4" if weight.bits == 4 else "Q8_0", rows.reshape(*rows.shape[:-2], -1))
+
+
+def hold_groups(
+    mapping: ParamMapping, tensors: Mapping[str, LazyTensor], source: str, dtype: DTypeLike
+) -> PackedWeight | None:
+    """Returns the quantized weight of a matrix product.
+
+    Args:
+      mapping: the mapping of the weight.
+      tensors: the tensors by name.
+      source: where they are read from, for error messages.
+      dtype: the dtype of rows that are read from the weight.
+
+    Returns:
+      The weight, with the integers and scales of the file; `None` if its tensors are quantized differently, groups are
+      not contiguous, or values are one-byte floats.
+
+    Raises:
+      FileFormatError: a tensor is unreadable or not finite.
+    """
+    parts = []
+    for name, _ in mapping.sources:
+        with reading(source, f"tensor {name}"):
+            part = tensors[name].grouped()
+        if part is None or part.values.dtype not in DTYPES:
+            return None
+        parts.append(part)
+    found = build_grouped(mapping.build, parts)
+    if found is None:
+        return None
+    values = found.values if found.bits == 8 else found.values.astype(jnp.int4)
+    return GROUPED_FORMAT.of(values, found.scale, found.zero, dtype=dtype)

@@ -1,30 +1,48 @@
-"""Turns text into token ids and back, from a GGUF file's metadata or a Hugging Face folder, without PyTorch."""
+"""Converts between text and token ids, and reads a Hugging Face folder's tokenizer without PyTorch or custom code.
 
+The files are checked first: the libraries that read them do not name most faults, and mistake some for others.
+"""
+
+import contextlib
 import functools
 import hashlib
 import importlib
 import json
 import logging
+import operator
 import os
 import re
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from jaxspec.checkpoints.chat_template import render
+from jaxspec.checkpoints.chat_template import check_message, for_template, render
 from jaxspec.core import validate
+from jaxspec.families.settings import (
+    COUNT,
+    FLAG,
+    TEXT,
+    Setting,
+    SettingError,
+    check_settings,
+    list_of,
+    settings_of,
+    table_of,
+)
+from jaxspec.io.files import DOWNLOAD_AGAIN, FileFormatError, as_path, read_json, write_text
+
+_logger = logging.getLogger(__name__)
 
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class Tokenizer:
-    """Turns text into tokens and back, with its special tokens and its chat template.
+    """Converts between text and tokens, with special tokens and a chat template.
 
-    Two are equal if they have the same content, so one can be a static field of a pytree that goes through `jax.jit`.
+    Tokenizers with equal contents are equal, so one can be a static field of a pytree that goes through `jax.jit`.
 
     Example:
       >>> ids = target.tokenizer.encode("the sea")
@@ -42,23 +60,33 @@ class Tokenizer:
         eos_token_ids: Iterable[int] = (),
         chat_template: str | None = None,
     ):
-        """Wraps a tokenizer; it must not be changed afterwards.
+        """Wraps a tokenizer, which must not be changed afterwards.
 
         Args:
-          backend: the tokenizer.
-          special_tokens: the texts of `bos_token`, `eos_token`, `unk_token` and `pad_token`; `None` is none.
-          eos_token_ids: every token that ends a text or a turn.
+          backend: the tokenizer. Its truncation, padding and dropout are not used: they belong to training.
+          special_tokens: the texts of `bos_token`, `eos_token`, `unk_token` and `pad_token`; `None` means absent.
+          eos_token_ids: the id of every token that ends a text or a turn.
           chat_template: a Jinja template in the convention of transformers.
+
+        Raises:
+          TypeError, ValueError: an argument has the wrong type, or a name or an id is not valid.
         """
-        self._backend = backend
+        validate.instance("backend", backend, tokenizers.Tokenizer, "pass a tokenizer of the library tokenizers")
+        if special_tokens is not None:
+            validate.instance("special_tokens", special_tokens, Mapping, 'pass {"eos_token": "</s>"}, say')
+        self._backend = _untrimmed(backend)
         self._special = {name: token for name, token in (special_tokens or {}).items() if token is not None}
         if unknown := set(self._special) - set(NAMES):
-            raise ValueError(f"unknown special tokens {sorted(unknown)}; expected {', '.join(NAMES)}")
-        self._eos_token_ids = tuple(sorted(set(eos_token_ids)))
+            raise ValueError(f"unknown special tokens {sorted(map(str, unknown))}; expected {', '.join(NAMES)}")
+        for name, token in self._special.items():
+            validate.text(f"{name} of special_tokens", token)
+        self._eos_token_ids = tuple(sorted(set(_ids("eos_token_ids", eos_token_ids))))
+        if chat_template is not None:
+            validate.text("chat_template", chat_template, "pass a template of Jinja, or None")
         self._chat_template = chat_template
 
     def ending_with(self, eos_token_ids: Iterable[int]) -> "Tokenizer":
-        """Returns the tokenizer with these ids in place of those that end a text.
+        """Returns a copy of the tokenizer with other end tokens.
 
         Example:
           >>> target.tokenizer.ending_with([2]).eos_token_ids
@@ -72,44 +100,52 @@ class Tokenizer:
         )
 
     @staticmethod
-    def from_gguf(metadata: Mapping[str, Any]) -> "Tokenizer":
-        """Builds the tokenizer that a GGUF file's metadata describes.
-
-        Args:
-          metadata: the file's key-value pairs.
-
-        Raises:
-          ValueError: there is none, or its kind is not supported.
-        """
-        from jaxspec.checkpoints.gguf_tokenizer import build_tokenizer
-
-        return build_tokenizer(metadata)
-
-    @staticmethod
     def from_folder(path: str | os.PathLike[str]) -> "Tokenizer":
-        """Reads the tokenizer of a Hugging Face folder, as `transformers.AutoTokenizer` does.
+        """Reads the tokenizer of a Hugging Face folder, as `transformers` does.
 
-        The ends of a text are those of `generation_config.json`, `config.json` and the tokenizer. Code that the folder
-        brings is not run.
+        If the folder has a `tokenizer.json`, that file alone says how texts are encoded, for any `tokenizer_class`:
+        `transformers.PreTrainedTokenizerFast` reads it. Otherwise `transformers.AutoTokenizer` builds the tokenizer.
+        The end tokens are those of `generation_config.json`, `config.json` and the tokenizer. The chat template is in
+        `chat_template.jinja`, `tokenizer_config.json` or `chat_template.json`. Code in the folder is not run.
 
         Args:
           path: the folder.
 
         Raises:
-          ValueError: the folder has no tokenizer, or it is not one of the fast kind.
+          FileFormatError: a file in the folder is damaged.
+          ValueError: the folder has no tokenizer, or it is not a fast tokenizer, or needs custom code.
         """
-        from jaxspec.checkpoints.folder_tokenizer import read_tokenizer
-
-        return read_tokenizer(Path(path))
+        folder = as_path("path", path)
+        configs = {name: read_json(folder / name) for name in _CONFIGS if (folder / name).is_file()}
+        if own := [name for name, values in configs.items() if values.get("auto_map")]:
+            _logger.warning("%s has custom code (auto_map in %s), which is not run", folder, ", ".join(own))
+        _check_files(folder, configs)
+        try:
+            loaded = _load(folder)
+            backend = loaded.backend_tokenizer
+        except Exception as error:  # transformers raises almost anything here
+            if (reason := _explained(folder)) is not None:
+                raise reason from error
+            raise ValueError(f"{folder} has no tokenizer that can be read ({error}); {_EXPECTED}") from error
+        template = loaded.chat_template or configs.get(_TEMPLATE, {}).get("chat_template")
+        if isinstance(template, list):
+            template = {one["name"]: one["template"] for one in template}
+        if isinstance(template, Mapping):
+            template = template.get("default")
+        ends = [] if loaded.eos_token_id is None else [loaded.eos_token_id]
+        for name in _ENDS:
+            ends += _end_ids(folder / name, configs.get(name, {}).get("eos_token_id"))
+        special = {name: getattr(loaded, name, None) for name in NAMES}
+        return Tokenizer(backend, special_tokens=special, eos_token_ids=ends, chat_template=template)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end a text or a turn, ascending; may be empty."""
+        """The ids of the tokens that end a text or a turn, ascending; may be empty."""
         return self._eos_token_ids
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token that begins a text, if there is one."""
+        """The id of the token that begins a text, if there is one."""
         return self._backend.token_to_id(self._special["bos_token"]) if "bos_token" in self._special else None
 
     @property
@@ -119,7 +155,7 @@ class Tokenizer:
 
     @functools.cached_property
     def vocab_size(self) -> int:
-        """One more than the highest token id; a model may have a padded vocabulary beyond it."""
+        """One more than the highest token id; a model's padded vocabulary may be larger."""
         return max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
 
     @functools.cached_property
@@ -129,36 +165,40 @@ class Tokenizer:
         return hashlib.sha256(f"{self._backend.to_str()}\n{rest}".encode()).hexdigest()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Encodes a text as token ids.
+        """Encodes a text that is to be continued as token ids.
+
+        Nothing is added after the text, even if the files add an EOS token there: that belongs to training.
 
         Args:
           text: any text; the spelling of a special token in it becomes that token.
-          add_special_tokens: whether to put the beginning (and, for some models, the end) around it, as in training.
+          add_special_tokens: whether to add the BOS token, as in training.
 
         Raises:
           TypeError, ValueError: `text` is not a string, or has a lone surrogate.
         """
         validate.text("text", text, "encode texts one by one")
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        validate.flag("add_special_tokens", add_special_tokens)
+        ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids[: len(ids) - self._added_after] if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Decodes token ids; bytes that are not UTF-8 become U+FFFD.
 
         Args:
-          ids: the token ids; those of a model's padding beyond `vocab_size` contribute nothing.
+          ids: the token ids; ids beyond `vocab_size`, a model's padding, contribute nothing.
           skip_special_tokens: whether special tokens contribute nothing either.
 
         Raises:
-          ValueError: an id is negative.
+          TypeError, ValueError: an id is not an integer, or negative.
         """
-        if min(ids := [int(index) for index in ids], default=0) < 0:
-            raise ValueError(f"token ids must be at least 0, got {min(ids)}; cut off the padding first")
+        validate.flag("skip_special_tokens", skip_special_tokens)
+        ids = _ids("ids", ids)
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, index: int, *, skip_special_tokens: bool = True) -> bytes:
         """Returns the exact bytes that a token contributes to a text, for decoding one token at a time.
 
-        `decode` of a sequence is the UTF-8 decoding of its tokens' bytes joined, less the one space in front that
+        `decode` of a sequence equals the UTF-8 decoding of its tokens' joined bytes, without the one leading space that
         SentencePiece tokenizers strip from a text.
 
         Args:
@@ -166,14 +206,14 @@ class Tokenizer:
           skip_special_tokens: whether special tokens contribute nothing either.
 
         Raises:
-          ValueError: the id is negative, or the tokenizer is neither byte-level nor SentencePiece.
+          TypeError, ValueError: the id is not an integer, or negative, or the tokenizer is neither byte-level nor
+            SentencePiece.
         """
-        if index < 0:
-            raise ValueError(f"token ids must be at least 0, got {index}")
-        token = self._backend.id_to_token(int(index))
+        [index] = _ids("index", (index,))
+        token = self._backend.id_to_token(index)
         if token is None:
             return b""
-        added = self._added.get(int(index))
+        added = self._added.get(index)
         if added is not None and added.special:
             return b"" if skip_special_tokens else token.encode()
         if self._is_byte_level:
@@ -185,40 +225,47 @@ class Tokenizer:
         return token.replace("▁", " ").encode()
 
     def is_special(self, index: int) -> bool:
-        """Returns whether a token is no part of any text, such as one that ends a turn."""
-        added = self._added.get(int(index))
+        """Returns whether a token is special, not part of any text, such as one that ends a turn."""
+        [index] = _ids("index", (index,))
+        added = self._added.get(index)
         return added is not None and added.special
 
     def is_byte_token(self, index: int) -> bool:
-        """Returns whether a token is SentencePiece's `<0x0A>` or the like, a byte that other tokens may spell too."""
-        return not self._is_byte_level and _BYTE_TOKEN.match(self._backend.id_to_token(int(index)) or "") is not None
+        """Returns whether a token is a SentencePiece byte, such as `<0x0A>`, which other tokens may spell too."""
+        [index] = _ids("index", (index,))
+        return not self._is_byte_level and _BYTE_TOKEN.match(self._backend.id_to_token(index) or "") is not None
 
     def has_tokens_of(self, other: "Tokenizer") -> bool:
-        """Returns whether both have the same tokens by the same ids."""
+        """Returns whether both have the same tokens with the same ids."""
+        validate.instance("other", other, Tokenizer)
         return self is other or self._tokens == other._tokens
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
     ) -> list[int]:
         """Encodes a conversation as token ids.
 
-        The template is rendered in a small process of its own, with limits of time, memory and output: it is code of
-        the model's author.
+        The template is code by the model's author, so it is rendered in a small separate process, with limits on time,
+        memory and output.
 
         Args:
-          messages: dictionaries with `role` and `content`.
+          messages: dictionaries with `role` and `content`: a text, or a list of parts `{"type": "text", "text": ...}`.
+            A message with `tool_calls` may have no content.
           add_generation_prompt: whether to open the assistant's next turn.
 
         Raises:
-          ValueError: there is no chat template, it refuses these messages, or it takes more than a chat may.
+          TypeError, ValueError: there is no chat template, a message has no role or no text, or the template rejects
+            these messages or exceeds the limits.
         """
         if self._chat_template is None:
-            raise ValueError("this model's tokenizer has no chat template; give the text to encode() instead")
+            raise ValueError("this model's tokenizer has no chat template; pass the text to encode() instead")
+        validate.instance("messages", messages, Sequence, 'pass [{"role": "user", "content": "Hello"}], say')
+        validate.flag("add_generation_prompt", add_generation_prompt)
         for message in messages:
-            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-                raise ValueError(f"a message must be a dictionary with 'role' and 'content', got {message!r}")
+            check_message(message)
         try:
-            text = render(self._chat_template, messages, self._special, add_generation_prompt=add_generation_prompt)
+            said = for_template(self._chat_template, messages)
+            text = render(self._chat_template, said, self._special, add_generation_prompt=add_generation_prompt)
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the model's chat template refuses these messages: {error}") from error
         return self.encode(text, add_special_tokens=False)
@@ -227,16 +274,16 @@ class Tokenizer:
         """Writes the files that `from_folder` and `transformers.AutoTokenizer` read.
 
         Args:
-          folder: made if it does not exist.
+          folder: the folder, created if it does not exist.
         """
-        folder = Path(folder)
+        folder = as_path("folder", folder)
         folder.mkdir(parents=True, exist_ok=True)
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._special}
         if self._chat_template is not None:
             config["chat_template"] = self._chat_template
-        _write(folder / "tokenizer.json", self._backend.to_str(pretty=False))
-        _write(folder / "tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2))
-        _write(folder / "generation_config.json", json.dumps({"eos_token_id": list(self._eos_token_ids)}))
+        write_text(folder / "tokenizer.json", self._backend.to_str(pretty=False))
+        write_text(folder / "tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2))
+        write_text(folder / "generation_config.json", json.dumps({"eos_token_id": list(self._eos_token_ids)}))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Tokenizer):
@@ -251,13 +298,18 @@ class Tokenizer:
 
     @functools.cached_property
     def _tokens(self) -> str:
-        """The SHA-256 of all tokens and their ids."""
         tokens = sorted(self._backend.get_vocab().items())
         return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
 
     @functools.cached_property
     def _added(self) -> dict[int, tokenizers.AddedToken]:
         return self._backend.get_added_tokens_decoder()
+
+    @functools.cached_property
+    def _added_after(self) -> int:
+        """The number of tokens that the backend adds after a text."""
+        added = self._backend.encode("a").special_tokens_mask
+        return next((count for count, one in enumerate(reversed(added)) if not one), 0)
 
     @functools.cached_property
     def _is_byte_level(self) -> bool:
@@ -269,19 +321,28 @@ class Tokenizer:
         return "ByteLevel" in kinds
 
 
+def _ids(name: str, ids: Any) -> list[int]:
+    """Returns token ids as integers; those beyond every vocabulary become one that the library can look up.
+
+    Raises:
+      TypeError, ValueError: they are not integers, or one is negative.
+    """
+    try:
+        found = [min(operator.index(one), 2**31) for one in ids]
+    except TypeError:
+        raise TypeError(f"{name} must be token ids, integers, got {validate.shown(ids)}") from None
+    if min(found, default=0) < 0:
+        raise ValueError(f"{name} must be at least 0, got {min(found)}; cut off the padding first")
+    return found
+
+
 @functools.cache
 def _byte_alphabet() -> dict[str, int]:
-    """Returns the byte of each character that stands for one in GPT-2's vocabulary."""
+    """Returns the byte that each character represents in GPT-2's vocabulary."""
     ranges = (("!", "~"), ("¡", "¬"), ("®", "ÿ"))
     printable = [byte for first, last in ranges for byte in range(ord(first), ord(last) + 1)]
     rest = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
-
-
-def _write(path: Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8", delete=False) as file:
-        file.write(text)
-    os.replace(file.name, path)
 
 
 @functools.cache
@@ -294,3 +355,146 @@ def import_transformers() -> Any:
         return importlib.import_module("transformers")
     finally:
         logger.removeFilter(is_shown)
+
+
+_ENDS = ("generation_config.json", "config.json")
+_FILE, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.json"
+_CONFIGS = (*_ENDS, _CONFIG, _TEMPLATE)
+_EXPECTED = "expected tokenizer.json and tokenizer_config.json"
+
+
+def _load(folder: Path) -> Any:
+    """Loads the tokenizer with a class of transformers, and never asks whether the folder's code may run."""
+    transformers = import_transformers()
+    # The class that `tokenizer_class` names would replace parts of `tokenizer.json` by its own.
+    kind = transformers.PreTrainedTokenizerFast if (folder / _FILE).is_file() else transformers.AutoTokenizer
+    with _without_panics():
+        return kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+
+
+@contextlib.contextmanager
+def _without_panics() -> Iterator[None]:
+    """Turns a panic of the tokenizer library, which is not an `Exception`, into a `ValueError`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the library panics: {error}") from None
+
+
+def _untrimmed(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Returns the tokenizer, or a copy without truncation, padding and random merges if it has them."""
+    drops = isinstance(backend.model, tokenizers.models.BPE) and bool(backend.model.dropout)
+    if backend.truncation is None and backend.padding is None and not drops:
+        return backend
+    backend = tokenizers.Tokenizer.from_str(backend.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    if drops:
+        backend.model.dropout = None
+    return backend
+
+
+def _end_ids(path: Path, value: Any) -> list[int]:
+    """Returns the end tokens of a configuration, whose value is `None`, one id or several."""
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    for index in ids:
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < 2**31:
+            raise FileFormatError(path, "eos_token_id", f"expected token ids of at least 0, got {value!r}")
+    return ids
+
+
+_FLAGS = dict.fromkeys(("special", "normalized", "lstrip", "rstrip", "single_word"), FLAG)
+
+
+def _is_text(value: Any) -> bool:
+    """Returns whether this is a text that UTF-8 can encode."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _is_token(value: Any) -> bool:
+    """Returns whether this is a special token: a text, or an object with one."""
+    return _is_text(value.get("content") if isinstance(value, Mapping) else value)
+
+
+def _is_template(value: Any) -> bool:
+    """Returns whether this is a chat template: a text, or a list of named ones."""
+    each = value if isinstance(value, list) else []
+    named = all(isinstance(x, Mapping) and all(_is_text(x.get(key)) for key in ("name", "template")) for x in each)
+    return _is_text(value) or (bool(each) and named)
+
+
+_CONFIG_SETTINGS: dict[str, Setting] = {
+    "tokenizer_class": TEXT.or_null(),
+    "chat_template": Setting("a text, or a list of them with names", _is_template).or_null(),
+    **dict.fromkeys(
+        (f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")),
+        Setting("a token: a text, or an object with its content", _is_token).or_null(),
+    ),
+    **dict.fromkeys(("add_bos_token", "add_eos_token", "add_prefix_space"), FLAG.or_null()),
+    "added_tokens_decoder": table_of({}).or_null(),
+}
+_FILE_SETTINGS: dict[str, Setting] = {
+    "version": TEXT,
+    **dict.fromkeys(("truncation", "normalizer", "pre_tokenizer", "post_processor", "decoder"), table_of({}).or_null()),
+    "padding": table_of({}).or_null(),
+    "added_tokens": list_of(Setting("", lambda x: isinstance(x, Mapping)), "tokens, each an object"),
+    "model": table_of({}),
+}
+_TOKEN = {"id": COUNT, "content": TEXT, **_FLAGS}
+# Values that replace a part, so that the others can be read.
+_WITHOUT: dict[str, Any] = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor"))
+_WITHOUT |= {"decoder": None, "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}, "version": "1.0"}
+
+
+def _check_files(folder: Path, configs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Checks `tokenizer_config.json` and `tokenizer.json`, if present; raises `FileFormatError`."""
+    with settings_of(folder / _CONFIG, advice=DOWNLOAD_AGAIN):
+        check_settings(configs.get(_CONFIG, {}), _CONFIG_SETTINGS)
+    with settings_of(folder / _TEMPLATE, advice=DOWNLOAD_AGAIN):
+        check_settings(configs.get(_TEMPLATE, {}), {"chat_template": _CONFIG_SETTINGS["chat_template"]})
+    if not (folder / _FILE).is_file():
+        return
+    values = read_json(folder / _FILE)
+    with settings_of(folder / _FILE, advice=DOWNLOAD_AGAIN):
+        check_settings(values, _FILE_SETTINGS)
+        for place, token in enumerate(values.get("added_tokens", ())):
+            check_settings(token, _TOKEN, f"added_tokens.{place}.")
+        vocab = values.get("model", {}).get("vocab")
+        if isinstance(vocab, Mapping):
+            _check_ids(vocab.items())
+
+
+def _explained(folder: Path) -> FileFormatError | None:
+    """Returns the error of `tokenizer.json`, if any; names the part without which the rest can be read."""
+    if not (folder / _FILE).is_file():
+        return None
+    values = read_json(folder / _FILE)
+    reason = _reason(values)
+    for key, without in _WITHOUT.items() if reason else ():
+        if not _reason({**values, key: without}):
+            problem = f"it cannot be read ({reason})" if key in values else "it is missing"
+            return FileFormatError(folder / _FILE, key, problem, DOWNLOAD_AGAIN)
+    return FileFormatError(folder / _FILE, "", reason, DOWNLOAD_AGAIN) if reason else None
+
+
+def _reason(values: Mapping[str, Any]) -> str:
+    """Returns why a tokenizer cannot be built from these contents of `tokenizer.json`; empty if it can."""
+    try:
+        with _without_panics():
+            tokenizers.Tokenizer.from_str(json.dumps(values))
+    except Exception as error:  # the library raises `Exception` itself
+        return " ".join(str(error).split())
+    return ""
+
+
+def _check_ids(vocab: Iterable[tuple[str, Any]]) -> None:
+    """Checks that the ids of a vocabulary are valid and unique."""
+    tokens: dict[int, str] = {}
+    for token, index in vocab:
+        if not COUNT.accepts(index):
+            raise SettingError(f"model.vocab.{token}", f"expected {COUNT.expected}, got {str(index)[:80]}")
+        if index in tokens:
+            raise SettingError(f"model.vocab.{token}", f"its id {index} is also that of {tokens[index]!r}")
+        tokens[index] = token

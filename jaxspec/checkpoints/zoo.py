@@ -1,25 +1,25 @@
-"""Lists the zoo: models that jaxspec knows by name, one manifest each."""
+"""Lists the zoo, the models that jaxspec knows by name, from one manifest each."""
 
 import dataclasses
 import difflib
 import functools
 import json
 import os
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from jaxspec.core.cache_root import cache_root
+from jaxspec.io.cache import cache_root
+from jaxspec.io.manifest import file_digest
 
 
 class UnknownNameError(ValueError):
-    """Says that nothing is known by a name."""
+    """Signals an unknown name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """Names a wheel in the package registry, and the file in it that is a part of the model.
+    """Names a wheel in the package registry, and the file in it that holds a part of the model.
 
     Attributes:
       requirement: the pinned distribution, `name==version`.
@@ -32,18 +32,24 @@ class Package:
 
 @dataclasses.dataclass(frozen=True)
 class Registry:
-    """Names a model file whose parts, joined in order, are carried by wheels."""
+    """Names the wheels that hold a model's file, in parts to join in order.
+
+    Attributes:
+      packages: the wheels.
+      note: a note about the wheels, shown when they are downloaded.
+    """
 
     packages: tuple[Package, ...]
+    note: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Hub:
-    """Names a file on the model hub that has the very bytes of the model's file.
+    """Names a file on the model hub that is identical to the model's file.
 
     Attributes:
       repo: "organization/name".
-      file: its path there.
+      file: the path in the repository.
       revision: the commit.
     """
 
@@ -57,15 +63,15 @@ class ZooEntry:
     """Describes a model of the zoo.
 
     Attributes:
-      name: what to pass to `load`.
-      description: one line.
-      license: that of the weights.
+      name: the name to pass to `load`.
+      description: the description, one line.
+      license: the license of the weights.
       file_name: the name of the model's file in the cache.
       size: its size in bytes.
       sha256: its digest, in hexadecimal.
-      sources: where to get it, in the order in which they are tried.
-      drafter: what "auto" drafts with; `None` is n-grams.
-      drafters: the drafters that were trained for it. An installation may lack some: a wheel carries those that "auto"
+      sources: the places to download it from, in the order tried.
+      drafter: the drafter of "auto"; `None` means n-grams.
+      drafters: the drafters trained for the model. An installation may lack some: a wheel contains those that "auto"
         needs, the repository all.
 
     Example:
@@ -86,22 +92,22 @@ class ZooEntry:
 
     @property
     def path(self) -> Path:
-        """The file's place in the cache, downloaded or not."""
+        """The file's path in the cache, downloaded or not."""
         return cache_folder() / self.name / self.file_name
 
     @property
     def cached(self) -> bool:
-        """Whether it can be loaded without the network, by the file's size only."""
+        """Whether the model can be loaded without the network, judged only by the file's size."""
         return self.path.is_file() and self.path.stat().st_size == self.size
 
     @property
     def missing_drafters(self) -> tuple[str, ...]:
-        """Those of `drafters` that this installation lacks."""
+        """The `drafters` that this installation lacks."""
         return tuple(name for name in self.drafters if f"{self.name}/{name}" not in _drafters())
 
 
 def list_models() -> tuple[ZooEntry, ...]:
-    """Returns every model of the zoo, by name.
+    """Returns every model of the zoo, sorted by name.
 
     Example:
       >>> [entry.name for entry in jaxspec.list_models()]
@@ -113,12 +119,32 @@ def list_models() -> tuple[ZooEntry, ...]:
 
 
 def find(name: str) -> ZooEntry | None:
-    """Returns the model of that name, or `None`."""
+    """Returns the model with this name, or `None`."""
     return _entries().get(name)
 
 
+def name_of(model: str | os.PathLike[str]) -> str:
+    """Returns the zoo's name of a model, given that name or the path of its file.
+
+    A file is recognized by its size and its SHA-256, which is computed only if the size is that of a known file. Other
+    paths are returned unchanged.
+    """
+    path = Path(model)
+    if os.fspath(model) in _entries() or not path.is_file():
+        return os.fspath(model)
+    stat = path.stat()
+    return _name_of_file(path.resolve(), stat.st_size, stat.st_mtime_ns) or os.fspath(model)
+
+
+@functools.lru_cache
+def _name_of_file(path: Path, size: int, changed: int) -> str | None:
+    """Returns the name of the model in a file; its size and modification time are keys of the function's cache."""
+    same = {entry.sha256: entry.name for entry in _entries().values() if entry.size == size}
+    return same.get(file_digest(path)) if same else None
+
+
 def unknown_name(name: str) -> str:
-    """Returns what to tell a user who asked for a model that does not exist."""
+    """Returns the error message for an unknown model."""
     names = sorted(_entries())
     return (
         f"unknown model {name!r}.{did_you_mean(name, names)} Known models: {', '.join(names)}. Also accepted: a "
@@ -128,7 +154,7 @@ def unknown_name(name: str) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Returns a sentence that names those most like `name`; empty if none is."""
+    """Returns a sentence with the names most similar to `name`; empty if there are none."""
     near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.4)
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
@@ -140,64 +166,24 @@ def find_drafter(name: str) -> Path | None:
       name: "model/drafter".
 
     Returns:
-      `None` if no drafter has that name.
+      The folder; `None` if no drafter has that name.
 
     Raises:
-      FileNotFoundError: there is such a drafter, but not in this installation.
+      FileNotFoundError: the drafter exists, but not in this installation.
     """
     folder = _drafters().get(name)
     if folder is None and name in _trained():
         raise FileNotFoundError(
-            f"the drafter {name!r} is not in this installation: wheels carry the default model's head alone. Clone "
+            f"the drafter {name!r} is not in this installation: wheels contain only the default model's head. Clone "
             f"jaxspec's repository and pass the folder models/{name} in it, or pass one of: "
             f"{', '.join(drafter_names()) or 'none'}"
         )
     return folder
 
 
-def draft_name(name: str | os.PathLike[str], model: str | None) -> str | os.PathLike[str]:
-    """Returns a drafter's name in full.
-
-    Args:
-      name: "auto" is what the model's manifest names, without a head that this installation lacks, with a warning;
-        "eagle" is the model's drafter of that name; others stay as they are.
-      model: the name of a model of the zoo.
-
-    Raises:
-      TypeError, ValueError: it is no name, or empty.
-    """
-    if not isinstance(name, str | os.PathLike):
-        raise TypeError(f"a drafter's name_or_path must be a string or a path, got {type(name).__name__}")
-    if not os.fspath(name):
-        raise ValueError("a draft's name is empty, or what follows its '+'; pass 'ngram', 'ngram+eagle' or 'none', say")
-    if not isinstance(name, str):
-        return name
-    if name == "auto":
-        entry = None if model is None else find(model)
-        if entry is None or entry.drafter is None:
-            return "ngram"
-        return _present(entry.drafter, entry)
-    first, plus, other = name.partition("+")
-    if plus and not Path(name).exists():
-        return f"{first}+{draft_name(other, model)}"
-    own = f"{model}/{name}"
-    return own if own in _drafters() or own in _trained() else name
-
-
-def _present(name: str, entry: ZooEntry) -> str | os.PathLike[str]:
-    """Returns a manifest's drafter in full, or what it copies with alone where its head is missing."""
-    first, plus, other = name.partition("+")
-    missing = other or first
-    if missing not in entry.missing_drafters:
-        return draft_name(name, entry.name)
-    alone = first if plus else "ngram"
-    warnings.warn(
-        f"drafting by {alone} alone: the head {entry.name}/{missing} is not in this installation, as wheels carry the "
-        f"default model's alone. For its drafts clone jaxspec's repository and pass '{alone}+PATH', of "
-        f"models/{entry.name}/{missing} in it",
-        stacklevel=3,
-    )
-    return alone
+def is_drafter(name: str) -> bool:
+    """Returns whether the zoo has a drafter with this name, "model/drafter", installed or not."""
+    return name in _drafters() or name in _trained()
 
 
 def drafter_names() -> list[str]:
@@ -206,21 +192,21 @@ def drafter_names() -> list[str]:
 
 
 def unknown_drafter(name: str, known: Iterable[str] | None = None, *, model: str | None = None) -> str:
-    """Returns what to tell a user who asked for a drafter that does not exist.
+    """Returns the error message for an unknown drafter.
 
     Args:
-      name: what was asked for.
-      known: names of drafters beside those of the zoo's model `model`; `None` is those of every model.
-      model: the target's name.
+      name: the unknown name.
+      known: names to list in addition to the drafters of `model`; `None` lists the drafters of every model.
+      model: the target's name in the zoo.
     """
     own = [each.removeprefix(f"{model}/") for each in drafter_names() if each.startswith(f"{model}/")]
     names = drafter_names() if known is None else [*known, *own]
     guess = did_you_mean(name, [*names, *_entries()])
-    if model is None and (whole := [each for each in drafter_names() if each.endswith(f"/{name}")]):
-        guess = f" It is a drafter of one model: pass {' or '.join(map(repr, whole))}."
+    if model is None and (full := [each for each in drafter_names() if each.endswith(f"/{name}")]):
+        guess = f" It is a drafter of one model: pass {' or '.join(map(repr, full))}."
     return (
         f"unknown drafter {name!r}.{guess} Known drafters: {', '.join(names) or 'none'}. Also accepted: a lookup "
-        "drafter, '+' and another; a head's or a model's folder, a model of jaxspec.list_models(), or a model hub id "
+        "drafter, '+' and another; a head's or a model's folder, a name of `jaxspec models`, or a model hub id "
         "('organization/name')"
     )
 
@@ -244,12 +230,12 @@ def _drafters() -> dict[str, Path]:
 
 
 def _trained() -> set[str]:
-    """Returns every drafter that a manifest names, in this installation or not."""
+    """Returns every drafter that a manifest names, installed or not."""
     return {f"{entry.name}/{drafter}" for entry in _entries().values() for drafter in entry.drafters}
 
 
 def _root() -> Path:
-    """Returns the folder of the manifests: in a wheel inside the package, in a checkout beside it."""
+    """Returns the folder of the manifests: inside the package in a wheel, next to it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     packed = package / "zoo"
     return packed if packed.is_dir() else package.parent / "models"
@@ -274,7 +260,7 @@ def _entry(path: Path) -> ZooEntry:
 def _source(values: dict[str, Any]) -> Registry | Hub:
     match values:
         case {"kind": "registry", "packages": packages}:
-            return Registry(tuple(Package(**package) for package in packages))
+            return Registry(tuple(Package(**package) for package in packages), values.get("note", ""))
         case {"kind": "hub", "repo": repo, "file": file, "revision": revision}:
             return Hub(repo, file, revision)
     raise ValueError(f"unknown source in a manifest: {values}")

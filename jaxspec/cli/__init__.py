@@ -10,7 +10,7 @@ _SECONDS_TO_CLEAN_UP = 1.0
 
 
 def main() -> None:
-    """Runs the command with the process's arguments."""
+    """Runs the command with the arguments of the process."""
     ending = _Ending()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ending)
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 class _Ending:
-    """Handles a signal: the command gives up, cleans up and ends with the code of that signal."""
+    """Handles a signal: the command stops, cleans up and exits with the code of that signal."""
 
     def __init__(self):
         self._code = _INTERRUPTED
@@ -35,8 +35,8 @@ class _Ending:
     def __call__(self, number: int, frame: object) -> None:
         """Ends the process soon, even if the exception does not.
 
-        An exception that is raised while JAX collects garbage is lost, and one raised while JAX compiles waits until it
-        has compiled.
+        An exception raised while JAX collects garbage is lost, and one raised while JAX compiles is delayed until
+        compilation ends.
         """
         self._code = 128 + number
         sys.unraisablehook = lambda _: None
@@ -46,7 +46,7 @@ class _Ending:
         raise KeyboardInterrupt
 
     def leave(self) -> None:
-        """Leaves without Python's own exit, which is a segmentation fault while JAX compiles in other threads."""
+        """Exits without Python's cleanup, which is a segmentation fault while JAX compiles in other threads."""
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(self._code)

@@ -1,34 +1,38 @@
 """Builds the application: its commands, and the version.
 
-`jaxspec --help` imports no JAX: a command, and with it the tables that name its choices, is made when it is asked for.
+`jaxspec --help` does not import JAX: a command, with the tables that name its choices, is built only when requested.
 """
 
-import importlib.metadata
+import logging
+import sys
 from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from jaxspec.cli import bench, compile_report, data, generate, models, plan, train
+from jaxspec.cli import acceptance, bench, compile_report, complete, data, generate, info, models, plan, prove, train
+from jaxspec.cli.help import GroupedCommand
 from jaxspec.cli.options import command
 
-# A module a command: its `run` takes its `Options`.
+# One module per command: its `run` takes its `Options`, and its `HELP` arranges them.
 _COMMANDS = MappingProxyType(
     {
         "generate": generate,
+        "complete": complete,
         "models": models,
+        "info": info,
         "data": data,
         "bench": bench,
         "plan": plan,
+        "acceptance": acceptance,
+        "prove": prove,
         "compile-report": compile_report,
     }
 )
 
 
 class _Commands(TyperGroup):
-    """Lists the commands and groups of commands."""
-
     def list_commands(self, ctx: Any) -> list[str]:
         return [*_COMMANDS, *super().list_commands(ctx)]
 
@@ -36,16 +40,25 @@ class _Commands(TyperGroup):
         if cmd_name not in _COMMANDS:
             return super().get_command(ctx, cmd_name)
         module, alone = _COMMANDS[cmd_name], typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(cmd_name)(command(module.run, module.Options))
+        declared = command(module.run, module.Options, module.HELP)
+        alone.command(cmd_name, cls=GroupedCommand, epilog=module.HELP.example)(declared)
         return typer.main.get_command(alone)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Lists the commands without making them."""
+        """Lists the commands without building them."""
         told = [TyperCommand(name, help=module.run.__doc__) for name, module in _COMMANDS.items()]
         listed = TyperGroup(commands=[*told, *self.commands.values()], rich_markup_mode=None)
         listed.format_commands(ctx, formatter)
 
 
+class _Lines(logging.Handler):
+    """Shows the library's messages on stderr, even where that is redirected later."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"jaxspec: {record.getMessage()}", file=sys.stderr)
+
+
+_LINES = _Lines()
 app = typer.Typer(
     cls=_Commands,
     help="Speculative decoding for JAX.",
@@ -58,13 +71,18 @@ app.add_typer(train.app, name="train")
 
 
 def run() -> None:
-    """Runs the command with the process's arguments."""
+    """Runs the command with the arguments of the process; prints the library's log messages on stderr."""
+    logger = logging.getLogger("jaxspec")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(_LINES)
     app(prog_name="jaxspec")
 
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"jaxspec {_version()}")
+        from jaxspec._version import __version__
+
+        typer.echo(f"jaxspec {__version__}")
         raise typer.Exit
 
 
@@ -74,11 +92,4 @@ def _root(
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_show_version)
     ] = False,
 ) -> None:
-    """Decodes language models speculatively, in JAX."""
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("jaxspec-decode")
-    except importlib.metadata.PackageNotFoundError:
-        return "(a checkout that is not installed)"
+    """Decodes language models speculatively in JAX."""

@@ -1,4 +1,4 @@
-"""Implements `jaxspec bench`: measures speculative and plain decoding; tables, files and pictures."""
+"""Implements `jaxspec bench`: measures speculative and plain decoding, and writes tables, files and plots."""
 
 import dataclasses
 import shlex
@@ -8,35 +8,45 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jaxspec.cli.options import DEFAULT_MODEL, KERNELS, PEERS, VERIFIERS, DtypeOption, ModelOption
+from jaxspec.cli.help import Help
+from jaxspec.cli.options import (
+    DEFAULT_MODEL,
+    LARGEST_SEED,
+    PEERS,
+    VERIFIERS,
+    DtypeOption,
+    KernelsOption,
+    ModelOption,
+    QuestionsOption,
+)
 
 if TYPE_CHECKING:
+    from jaxspec.bench.cases import Setting
     from jaxspec.bench.run import Finished
-    from jaxspec.bench.setting import Setting
+
+
+HELP = Help(
+    "jaxspec bench --drafter auto -k 2 -k adaptive --count 12 --out results",
+    {
+        "Questions": ("questions", "count", "max_new_tokens", "temperature", "batch", "repeats", "seed"),
+        "Model and drafters": ("model", "drafter", "k", "verifier", "dtype", "kernels"),
+        "Other programs": ("against", "against_draft", "file_only"),
+        "Output": ("quality", "json_file", "markdown", "plots", "out", "resume", "quiet"),
+    },
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """Defines the options of `jaxspec bench`."""
 
-    questions: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSON lines with turns and category, as Spec-Bench has them; or code: 12 built-in prompts.  "
-            "[default: 30 built-in prompts]",
-            show_default=False,
-        ),
-    ] = None
-    count: Annotated[int | None, typer.Option(help="Use so many of the questions, evenly over them.")] = None
+    questions: QuestionsOption = None
+    count: Annotated[int | None, typer.Option(help="Use N questions, evenly spaced.")] = None
     model: ModelOption = DEFAULT_MODEL
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            "--drafter",
-            "-d",
-            help="What to measure, as --draft of `jaxspec generate`; repeatable.  [default: auto]",
-            show_default=False,
+            "--drafter", "-d", help="Drafter to measure, as in `jaxspec generate`; repeatable.  [default: auto]"
         ),
     ] = None
     k: Annotated[
@@ -44,79 +54,67 @@ class Options:
         typer.Option(
             "-k",
             metavar="NUMBER|adaptive[:MOST]",
-            help="Drafted tokens a round, or 'adaptive', as `jaxspec generate` drafts by default; repeatable.  "
-            "[default: each drafter's own number]",
-            show_default=False,
+            help="Tokens to draft per round, or 'adaptive'; repeatable.  [default: each drafter's own number]",
         ),
     ] = None
-    verifier: Annotated[
-        str | None,
-        VERIFIERS,
-        typer.Option(help="What decides on drafts, as of `jaxspec generate`.", show_default=False),
-    ] = None
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="The most tokens of an answer.")] = 128
+    verifier: Annotated[str | None, VERIFIERS, typer.Option(help="Verifier, as in `jaxspec generate`.")] = None
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", help="Maximum number of tokens per answer.")
+    ] = 128
     temperature: Annotated[
         list[float] | None,
-        typer.Option("--temperature", "-t", help="0 is greedy; repeatable.  [default: 0]", show_default=False),
+        typer.Option("--temperature", "-t", help="Sampling temperature, 0 for greedy; repeatable.  [default: 0]"),
     ] = None
-    batch: Annotated[
-        list[int] | None,
-        typer.Option(help="Requests that are decoded together; repeatable.  [default: 1]", show_default=False),
-    ] = None
-    repeats: Annotated[int, typer.Option(help="How often each answer is timed.")] = 3
-    seed: Annotated[int, typer.Option(help="Of the draws at temperatures above 0.")] = 0
+    batch: Annotated[list[int] | None, typer.Option(help="Requests to decode together; repeatable.  [default: 1]")] = (
+        None
+    )
+    repeats: Annotated[int, typer.Option(help="Number of times to run each question.")] = 3
+    seed: Annotated[int, typer.Option(help="Seed for sampling.", min=0, max=LARGEST_SEED)] = 0
     dtype: DtypeOption = None
-    kernels: Annotated[
-        str, KERNELS, typer.Option(help="How the target is multiplied on a CPU, as of `jaxspec generate`.")
-    ] = "auto"
+    kernels: KernelsOption = "auto"
     quality: Annotated[
-        bool,
-        typer.Option("--quality", help="Compare what was written, too: tokens, or perplexity and BLEU."),
+        bool, typer.Option("--quality", help="Also compare the texts: tokens, or perplexity and BLEU.")
     ] = False
     against: Annotated[
         list[str] | None,
         PEERS,
-        typer.Option(
-            help="A program to measure beside jaxspec: on the file as it is, if it reads it, and on the same weights "
-            "dequantized; repeatable.",
-            show_default=False,
-        ),
+        typer.Option(help="Another program to measure, on the model file and on dequantized weights; repeatable."),
     ] = None
     against_draft: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODEL", help="With --against: a draft model for them; on the file as it is where it is one, too."
-        ),
+        typer.Option(metavar="MODEL", help="With --against: draft model for the other programs."),
     ] = None
-    file_only: Annotated[
-        bool, typer.Option("--file-only", help="With --against: on the file as it is alone, for those that read it.")
-    ] = False
+    file_only: Annotated[bool, typer.Option("--file-only", help="With --against: skip the dequantized weights.")] = (
+        False
+    )
     json_file: Annotated[
         str | None,
-        typer.Option("--json", metavar="FILE", help="Write JSON lines there, whole after every batch."),
+        typer.Option("--json", metavar="FILE", help="Write results as JSON lines, updated after every batch."),
     ] = None
-    markdown: Annotated[str | None, typer.Option(metavar="FILE", help="Write the tables there as Markdown.")] = None
-    plots: Annotated[str | None, typer.Option(metavar="DIR", help="Draw speed-ups there; needs matplotlib.")] = None
+    markdown: Annotated[str | None, typer.Option(metavar="FILE", help="Write the tables as Markdown.")] = None
+    plots: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Write plots of the speed-ups; needs matplotlib.")
+    ] = None
     out: Annotated[
         str | None,
-        typer.Option("--out", "-o", metavar="DIR", help="All three: results.jsonl, results.md and plots/ in there."),
+        typer.Option("--out", "-o", metavar="DIR", help="Write results.jsonl, results.md and plots/ to this folder."),
     ] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the JSON lines that are there.")] = False
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an existing file of JSON lines.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Hide progress.")] = False
 
     def __post_init__(self):
         if self.resume and self.json_file is None and self.out is None:
-            raise ValueError("--resume goes on with a file of JSON lines; pass --json FILE or --out DIR too")
+            raise ValueError("--resume continues a file of JSON lines; pass --json FILE or --out DIR too")
 
     def path(self, given: str | None, name: str) -> Path | None:
-        """Returns where to write something: where it was said, else by its name in the folder for all, if any."""
+        """Returns the given path, else `name` in the folder of `--out`, else `None`."""
         if given is not None:
             return Path(given)
         return None if self.out is None else Path(self.out) / name
 
     def setting(self) -> "Setting":
-        """Returns what is measured."""
-        from jaxspec.bench.setting import Setting
+        """Returns the setting to measure."""
+        from jaxspec.bench.cases import Setting
 
         return Setting(
             model=self.model,
@@ -137,16 +135,17 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Measures speculative against plain decoding, in turns, on questions of six tasks.
+    """Measures speculative and plain decoding, in turns, on questions of six tasks.
 
-    Says where speculation was slower, and what to change there.
+    Reports where speculation was slower, and what to change.
     """
-    from jaxspec.bench import plots
+    from jaxspec.bench import report
     from jaxspec.bench.questions import evenly, read_questions
     from jaxspec.bench.run import run as measure
-    from jaxspec.cli.compilation import enable_compilation_cache
+    from jaxspec.io.cache import enable_compilation_cache
+    from jaxspec.io.files import write_text
 
-    lacking = plots.missing()
+    lacking = report.plots_need()
     if options.plots is not None and lacking is not None:
         raise ImportError(f"plots need {lacking}, or leave them out")
     records, markdown = options.path(options.json_file, "results.jsonl"), options.path(options.markdown, "results.md")
@@ -168,15 +167,17 @@ def run(options: Options) -> None:
     )
     _print(finished)
     if markdown is not None:
-        _write_markdown(finished, markdown)
+        sentences = [text for _, text in finished.advice()]
+        text = report.markdown(finished.header["command"], finished.notes(), finished.tables(), sentences)
+        write_text(markdown, text)
     if pictures is not None and lacking is not None:
         typer.echo(f"no plots: they need {lacking}", err=True)
     elif pictures is not None:
-        plots.plot(pictures, finished.summaries)
+        report.plot(pictures, finished.summaries)
 
 
 def _print(finished: "Finished") -> None:
-    from jaxspec.cli.printer import Printer
+    from jaxspec.cli.output import Printer
 
     printer = Printer()
     for table in finished.tables():
@@ -185,11 +186,3 @@ def _print(finished: "Finished") -> None:
         printer.note(note)
     for good, text in finished.advice():
         printer.advice(text, good=good)
-
-
-def _write_markdown(finished: "Finished", path: Path) -> None:
-    from jaxspec.bench.report import markdown
-    from jaxspec.training.files import write_text
-
-    sentences = [text for _, text in finished.advice()]
-    write_text(path, markdown(finished.header["command"], finished.notes(), finished.tables(), sentences))

@@ -1,4 +1,4 @@
-"""Implements `jaxspec compile-report`: reads the loop's cost on a TPU from the program compiled for it."""
+"""Implements `jaxspec compile-report`: reads the cost of the loop from a program compiled for a TPU or GPU."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -7,113 +7,101 @@ from typing import Annotated
 
 import typer
 
+from jaxspec.cli.help import Help
 from jaxspec.cli.options import DRAFTERS, Listed, OneOf
 
 
-def _drafts() -> Iterable[str]:
-    from jaxspec.bench.compiled.heads import HEAD_DRAFTS
+def _drafters() -> Iterable[str]:
+    from jaxspec.compiled.heads import HEAD_DRAFTERS
 
-    return (*DRAFTERS.names(), *(f"{name}[:{kind.argument}]" for name, kind in HEAD_DRAFTS.items()))
-
-
-def _weights() -> Iterable[str]:
-    from jaxspec.bench.compiled.placed import WEIGHTS
-
-    return WEIGHTS
+    return (*DRAFTERS.names(), *(f"{name}[:{kind.argument}]" for name, kind in HEAD_DRAFTERS.items()))
 
 
-def _gpus() -> Iterable[str]:
-    from jaxspec.bench.compiled.gpus import GPUS
-
-    return GPUS
-
-
-def _kernels() -> Iterable[str]:
-    from jaxspec.bench.compiled.cache_kernels import NAMES
-
-    return NAMES
+HELP = Help(
+    "jaxspec compile-report --model llama-3.1-8b --drafter eagle --topology v5e:2x2",
+    {
+        "Models": ("model", "drafter", "k", "weights", "kernels"),
+        "Devices": ("topology", "gpu", "devices", "draft_devices", "calibration"),
+        "Sizes": ("batch", "context", "pass_tokens"),
+        "Sampling": ("top_k", "top_p"),
+        "Output": ("as_json",),
+    },
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """Defines the options of `jaxspec compile-report`."""
 
-    model: Annotated[str, typer.Option("--model", "-m", help="A known shape, or a config.json.")] = "llama-3.1-8b"
-    draft: Annotated[
+    model: Annotated[str, typer.Option("--model", "-m", help="Target: a known shape, or a config.json.")] = (
+        "llama-3.1-8b"
+    )
+    drafter: Annotated[
         str | None,
-        Listed(_drafts),
+        Listed(_drafters),
         typer.Option(
-            "--draft",
+            "--drafter",
             "-d",
-            help="The same, {names}, or 'none' for plain decoding.  [default: dflash from 4B on, else ngram]",
-            show_default=False,
+            help="Draft model's shape or config.json, {names}, or 'none'.  "
+            "[default: dflash from 4B parameters on, else ngram]",
         ),
     ] = None
     topology: Annotated[
-        str | None,
-        typer.Option(
-            help="As the TPU compiler names it: v6e:2x4, v5p:4x4x4, ...  [default: v5e:2x2]", show_default=False
-        ),
+        str | None, typer.Option(help="TPU topology, such as v6e:2x4 or v5p:4x4x4.  [default: v5e:2x2]")
     ] = None
     gpu: Annotated[
         str | None,
-        OneOf(_gpus),
-        typer.Option(help="Compile for so many GPUs as --devices says, or one.", show_default=False),
+        OneOf("jaxspec.compiled.devices:GPUS"),
+        typer.Option(help="Compile for GPUs: one, or the number in --devices."),
     ] = None
     k: Annotated[
         int | None,
-        typer.Option(
-            "-k",
-            help="Drafted tokens a round.  [default: 4; p-eagle 7; of a block or Medusa's heads all, of a tree 63]",
-            show_default=False,
-        ),
+        typer.Option("-k", help="Tokens to draft per round.  [default: 4; all of a one-pass head, 63 of a tree]"),
     ] = None
-    batch: Annotated[int, typer.Option(help="Rows.")] = 1
-    context: Annotated[int, typer.Option(help="Cached tokens a row.")] = 2048
-    devices: Annotated[
-        int | None, typer.Option(help="So many of the topology's devices.  [default: all]", show_default=False)
-    ] = None
+    batch: Annotated[int, typer.Option(help="Number of rows.")] = 1
+    context: Annotated[int, typer.Option(help="Cached tokens per row.")] = 2048
+    devices: Annotated[int | None, typer.Option(help="Number of devices to use.  [default: all]")] = None
     draft_devices: Annotated[
         int | None,
         typer.Option(
             "--draft-devices",
             metavar="N",
-            help="Split a draft model over N devices; the rest hold the same.  [default: all]",
-            show_default=False,
+            help="Split a draft model over N devices; the others hold copies.  [default: all]",
         ),
     ] = None
     weights: Annotated[
-        str, OneOf(_weights), typer.Option(help="Of target and draft; int4 is in groups of 128 inputs.")
+        str,
+        OneOf("jaxspec.compiled.ahead_of_time:WEIGHTS"),
+        typer.Option(help="Weights of target and draft; int4 has groups of 128 inputs."),
     ] = "bfloat16"
-    rows: Annotated[
+    pass_tokens: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="Fill the target's passes up to N tokens, so that they agree to the bit.  [default: as they are]",
-            show_default=False,
+            help="Pad the target's passes to N tokens, for equal bits.  [default: no padding]",
         ),
     ] = None
     top_k: Annotated[
-        int | None, typer.Option("--top-k", help="Keep so many tokens.  [default: all]", show_default=False)
+        int | None, typer.Option("--top-k", help="Sample from the K most likely tokens.  [default: all]")
     ] = None
     top_p: Annotated[
-        float | None, typer.Option("--top-p", help="Keep so much of the mass.  [default: all]", show_default=False)
+        float | None,
+        typer.Option("--top-p", help="Sample from the most likely tokens of this total probability.  [default: all]"),
     ] = None
     kernels: Annotated[
         str,
-        OneOf(_kernels),
-        typer.Option(help="Of attention and caches, on a GPU of products too; 'auto' is as loaded there."),
+        OneOf("jaxspec.compiled.ahead_of_time:KERNELS"),
+        typer.Option(help="Kernels of attention and caches, on GPUs also of products; 'auto' as `load` chooses."),
     ] = "auto"
     calibration: Annotated[
-        Path | None,
-        typer.Option(help="What a TPU was measured by tpu_scripts/calibrate.sh to take.", show_default=False),
+        Path | None, typer.Option(help="Measured costs of a TPU, from tpu_scripts/calibrate.sh.")
     ] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
 
     def __post_init__(self):
-        if self.draft == "none" and self.k is not None:
-            raise ValueError(f"-k {self.k} needs a draft; leave out --draft none")
-        from jaxspec.bench.compiled.gpus import is_gpu
+        if self.drafter == "none" and self.k is not None:
+            raise ValueError(f"-k {self.k} needs a drafter; leave out --drafter none")
+        from jaxspec.compiled.devices import is_gpu
 
         if self.topology is not None and is_gpu(self.topology):
             raise ValueError(f"--topology {self.topology} is of GPUs; pass --gpu {self.topology.partition(':')[0]}")
@@ -123,32 +111,32 @@ class Options:
             given = {"--topology": self.topology, "--calibration": self.calibration}
             for name, value in given.items():
                 if value is not None:
-                    raise ValueError(f"{name} {value} is about TPUs; leave it out beside --gpu {self.gpu}")
+                    raise ValueError(f"{name} {value} applies to TPUs; leave it out with --gpu {self.gpu}")
 
 
 def run(options: Options) -> None:
-    """Compiles generation for TPUs or GPUs that need not be here, and reports what it costs there.
+    """Compiles generation for TPUs or GPUs, which need not be present, and reports its cost.
 
-    Needs their compiler (`pip install "jax[tpu]"`, `"jax[cuda]"`) and a minute or more; nothing is run on any.
+    Needs their compiler (`pip install "jax[tpu]"`, `"jax[cuda]"`) and a minute or more; runs nothing on a device.
     """
-    # Before anything asks JAX for devices: the compiler must not look for one here.
+    # Before JAX looks for devices: the compiler must not find one.
     import jax
 
     jax.config.update("jax_platforms", "cpu")
     from rich.console import Console
 
-    from jaxspec.bench import gpu, tpu
-    from jaxspec.bench.ahead_of_time import Case, default_draft, default_k
-    from jaxspec.bench.compiled.constants import Constants
+    from jaxspec.compiled import gpu, tpu
+    from jaxspec.compiled.ahead_of_time import Case, default_drafter, default_k
+    from jaxspec.compiled.bracket import Constants
 
-    draft = default_draft(options.model) if options.draft is None else options.draft
-    k = default_k(draft) if options.k is None else options.k
+    drafter = default_drafter(options.model) if options.drafter is None else options.drafter
+    k = default_k(drafter) if options.k is None else options.k
     topology, devices = options.topology or "v5e:2x2", options.devices
     if options.gpu is not None:
         topology, devices = f"{options.gpu}:{1 if devices is None else devices}", None
     sizes = (options.batch, options.context, devices)
     named = {"top_k": options.top_k, "top_p": options.top_p, "kernels": options.kernels}
-    first = (options.model, draft, topology, k, *sizes, options.weights, options.rows)
+    first = (options.model, drafter, topology, k, *sizes, options.weights, options.pass_tokens)
     case = Case(*first, **named, draft_devices=options.draft_devices)
     constants = Constants() if options.calibration is None else Constants.load(options.calibration)
     with Console(stderr=True).status(f"compiling for {topology} ..."):

@@ -1,11 +1,14 @@
-"""Implements `jaxspec data`: the model's answers, as training data."""
+"""Implements `jaxspec data`: writes the model's answers as training data."""
 
 import dataclasses
 from typing import Annotated
 
 import typer
 
-from jaxspec.cli.options import DEFAULT_MODEL, DtypeOption, ModelOption
+from jaxspec.cli.help import Help
+from jaxspec.cli.options import DEFAULT_MODEL, LARGEST_SEED, DtypeOption, ModelOption
+
+HELP = Help("jaxspec data prompts.jsonl --out answers --temperature 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,38 +18,39 @@ class Options:
     prompts: Annotated[
         list[str],
         typer.Argument(
-            metavar="PROMPTS...", help='JSON lines: {"prompt": ...}, {"turns": [...]} or {"messages": ...}.'
+            metavar="PROMPTS...",
+            help='JSON lines: {"prompt": ...}, {"turns": [...]}, {"messages": ...} or {"conversations": ...}.',
         ),
     ]
-    out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="The folder to write, or to go on with.")]
+    out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="Folder to write, or to continue.")]
     model: ModelOption = DEFAULT_MODEL
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", help="The most tokens of an answer; 0: prompts alone.")
+        int, typer.Option("--max-new-tokens", "-n", help="Maximum number of tokens per answer; 0 for prompts only.")
     ] = 128
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy decoding.")] = 0.0
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0
-    batch: Annotated[int, typer.Option(help="Conversations that are decoded together.")] = 32
-    shard: Annotated[int, typer.Option(help="Conversations a file; an interruption loses one file at most.")] = 256
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="Sampling temperature; 0 for greedy.")] = 0.0
+    seed: Annotated[int, typer.Option(help="Seed for sampling.", min=0, max=LARGEST_SEED)] = 0
+    batch: Annotated[int, typer.Option(help="Conversations to decode together.")] = 32
+    shard: Annotated[int, typer.Option(help="Conversations per file; an interruption loses at most one file.")] = 256
     exclude: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="Evaluation prompts: leave out what overlaps with them; repeatable."),
+        typer.Option(metavar="FILE", help="Leave out conversations that overlap these evaluation prompts; repeatable."),
     ] = None
     max_length: Annotated[
-        int, typer.Option(help="The most tokens of a conversation; longer ones are left out and counted.")
+        int, typer.Option(help="Maximum number of tokens per conversation; longer ones are left out and counted.")
     ] = 1024
     dtype: DtypeOption = None
-    limit: Annotated[int | None, typer.Option(help="Use the first so many prompts.")] = None
+    limit: Annotated[int | None, typer.Option(help="Use only the first N prompts.", min=1)] = None
 
 
 def run(options: Options) -> None:
-    """Makes training data for drafters: the model answers prompts.
+    """Writes training data for drafters: the model's answers to prompts.
 
-    Run it again to go on after an interruption.
+    Run it again to continue after an interruption.
     """
     from pathlib import Path
 
     from jaxspec.checkpoints.load import load
-    from jaxspec.cli.compilation import enable_compilation_cache
+    from jaxspec.io.cache import enable_compilation_cache
     from jaxspec.training.answers import AnswerOptions
     from jaxspec.training.data import make_data
 

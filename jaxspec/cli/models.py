@@ -7,21 +7,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jaxspec.cli.help import Help
+
 if TYPE_CHECKING:
     from jaxspec.checkpoints.zoo import ZooEntry
 
 _FIELDS = ("name", "description", "size", "cached", "license", "drafter", "drafters", "missing_drafters")
 
 
+HELP = Help("jaxspec models --json")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """Defines the options of `jaxspec models`."""
 
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a model.")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per model.")] = False
 
 
 def run(options: Options) -> None:
-    """Lists the models known by name, and which are downloaded."""
+    """Lists the models that can be loaded by name, and which are downloaded."""
     from jaxspec.checkpoints.zoo import list_models
 
     entries = list_models()
@@ -51,7 +56,7 @@ def _print_table(entries: Iterable["ZooEntry"]) -> None:
 
 
 def _drafters(entry: "ZooEntry") -> str:
-    """Returns the lines that name its drafters, and those of them that this installation lacks."""
+    """Returns the lines that name a model's drafters, and those that this installation lacks."""
     here = [name for name in entry.drafters if name not in entry.missing_drafters]
     lines = f"\ndrafters: {', '.join(here)}" if here else ""
     if entry.missing_drafters:

@@ -1,16 +1,17 @@
-"""Makes commands of frozen dataclasses: each field is an option, and the command is handed the whole object.
+"""Makes commands from frozen dataclasses: each field is an option, and the command takes the whole object.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelsOptions:
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a model.")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per model.")] = False
 
-models = command(run, ModelsOptions)    # calls `run(ModelsOptions(as_json=True))`
+models = command(run, ModelsOptions, Help("jaxspec models"))    # calls `run(ModelsOptions(as_json=True))`
 """
 
 import copy
 import dataclasses
 import enum
 import inspect
+import pkgutil
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
@@ -18,27 +19,33 @@ from typing import Annotated, Any
 import typer
 
 from jaxspec.cli.errors import reported
+from jaxspec.cli.help import Help
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+LARGEST_SEED = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class OneOf:
-    """Marks an option of type `str` as one of some names.
+    """Marks an option of type `str` as one of several names.
 
     Attributes:
-      names: returns them; not called before the command is asked for, so it may import what it needs.
+      names: the names, or a `module:TABLE` of them, which is imported when the command is requested.
     """
 
-    names: Callable[[], Iterable[str]]
+    names: tuple[str, ...] | str
+
+    def found(self) -> Iterable[str]:
+        """Returns the names."""
+        return pkgutil.resolve_name(self.names) if isinstance(self.names, str) else self.names
 
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """Marks an option whose help lists some names, in place of `{names}`.
+    """Marks an option whose help lists names at `{names}`.
 
     Attributes:
-      names: returns them; called as that of `OneOf` is.
+      names: function that returns the names; called when the command is requested, so it may import modules.
     """
 
     names: Callable[[], Iterable[str]]
@@ -50,61 +57,72 @@ class Listed:
         return option
 
 
-def _dtypes() -> Iterable[str]:
-    return ("float32", "bfloat16", "float16")
-
-
-def _verifiers() -> Iterable[str]:
-    from jaxspec.named import VERIFIERS
-
-    return VERIFIERS
-
-
 def _drafters() -> Iterable[str]:
-    from jaxspec.named import DRAFTERS
+    from jaxspec.text.names import DRAFTERS
 
     return (f"{name}[:{kind.argument}]" if kind.argument else name for name, kind in DRAFTERS.items())
 
 
-def _kernels() -> Iterable[str]:
-    from jaxspec.nn.convert import KERNELS
-
-    return KERNELS
-
-
-def _peers() -> Iterable[str]:
-    from jaxspec.bench.peers.table import PEERS
-
-    return PEERS
-
-
-DTYPES, VERIFIERS, KERNELS, PEERS = OneOf(_dtypes), OneOf(_verifiers), OneOf(_kernels), OneOf(_peers)
+DTYPES = OneOf(("float32", "bfloat16", "float16"))
+VERIFIERS = OneOf("jaxspec.verifiers.table:VERIFIERS")
+KERNELS = OneOf("jaxspec.nn.convert:KERNELS")
+PEERS = OneOf("jaxspec.bench.peers.table:PEERS")
 DRAFTERS = Listed(_drafters)
 
-# Options that several commands have.
-ModelOption = Annotated[str, typer.Option("--model", "-m", help="A name of `jaxspec models`, a path, or a hub id.")]
-DtypeOption = Annotated[
-    str | None, DTYPES, typer.Option(help="Of weights and activations.  [default: float32 on a CPU, else bfloat16]")
+# Options that several commands share.
+ModelOption = Annotated[
+    str, typer.Option("--model", "-m", help="Model: a name from `jaxspec models`, a path, or a hub id.")
 ]
+DtypeOption = Annotated[
+    str | None,
+    DTYPES,
+    typer.Option(help="Dtype of weights and activations.  [default: float32 on a CPU, else bfloat16]"),
+]
+DrafterOption = Annotated[
+    str,
+    DRAFTERS,
+    typer.Option(
+        "--drafter",
+        "-d",
+        help="Drafter: {names}, 'none', one listed by `jaxspec models`, a folder or a model.",
+    ),
+]
+LengthOption = Annotated[
+    str | None,
+    typer.Option(
+        "-k",
+        metavar="NUMBER|adaptive[:MOST]|fixed",
+        help="Tokens to draft per round; 'fixed' is the drafter's own number.  [default: adaptive, at most 8]",
+    ),
+]
+QuestionsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="JSON lines in Spec-Bench's format, or 'code' for 12 built-in prompts.  [default: 30 built-in prompts]",
+    ),
+]
+KernelsOption = Annotated[str, KERNELS, typer.Option(help="Kernels of the target on a CPU, as in `jaxspec generate`.")]
 
 
-def command(run: Callable[[Any], None], kind: type) -> Callable[..., None]:
-    """Returns a function of options, for typer, that runs `run` with one object made of them.
+def command(run: Callable[[Any], None], kind: type, help: Help) -> Callable[..., None]:
+    """Returns a function for typer that collects the options into one object and calls `run` with it.
 
     Args:
-      run: the command; its docstring is the command's help.
-      kind: a frozen dataclass. A field that is such a dataclass itself stands for its own fields.
+      run: function of the command; its docstring is the help.
+      kind: frozen dataclass of the options. A field that is such a dataclass adds its own fields.
+      help: groups of the options.
     """
 
     def function(**given: Any) -> None:
         run(build(kind, given))
 
-    return declare(function, parameters(kind), run.__doc__ or "")
+    return declare(function, help.arranged(parameters(kind)), run.__doc__ or "")
 
 
 def declare(function: Callable[..., None], options: list[inspect.Parameter], text: str) -> Callable[..., None]:
-    """Returns the function as typer is to see it: with these parameters and this help, and mistakes on one line."""
-    declared = reported(function)
+    """Returns the function with the parameters and help that typer reads, and with errors printed on one line."""
+    declared = reported(function, options)
     declared.__doc__ = text
     declared.__signature__ = inspect.Signature(options)  # pyright: ignore[reportFunctionMemberAccess] PEP 362
     declared.__annotations__ = {one.name: one.annotation for one in options}
@@ -112,7 +130,7 @@ def declare(function: Callable[..., None], options: list[inspect.Parameter], tex
 
 
 def parameters(kind: type) -> list[inspect.Parameter]:
-    """Returns one keyword parameter for each option of a dataclass."""
+    """Returns a keyword parameter for each option of a dataclass."""
     hints = typing.get_type_hints(kind, include_extras=True)
     found = []
     for field in dataclasses.fields(kind):
@@ -125,7 +143,7 @@ def parameters(kind: type) -> list[inspect.Parameter]:
 
 
 def build(kind: type, given: Mapping[str, Any]) -> Any:
-    """Returns the dataclass that the options make."""
+    """Builds the dataclass from the options."""
     hints, made = typing.get_type_hints(kind), {}
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
@@ -139,7 +157,7 @@ def _parameter(field: dataclasses.Field, hint: Any) -> inspect.Parameter:
     marks = typing.get_args(hint)[1:]
     for mark in marks:
         if isinstance(mark, OneOf):
-            choice: Any = enum.StrEnum(field.name, {name: name for name in mark.names()})
+            choice: Any = enum.StrEnum(field.name, {name: name for name in mark.found()})
             of_kind = {str: choice, str | None: choice | None, list[str] | None: list[choice] | None}
             hint = Annotated[of_kind[typing.get_args(hint)[0]], *(other for other in marks if other is not mark)]
             default = choice(default) if isinstance(default, str) else default
@@ -150,7 +168,7 @@ def _parameter(field: dataclasses.Field, hint: Any) -> inspect.Parameter:
 
 
 def _plain(value: Any) -> Any:
-    """Returns the value with strings in the place of choices."""
+    """Returns the value with choices replaced by strings."""
     if isinstance(value, list):
         return [_plain(one) for one in value]
     return value.value if isinstance(value, enum.Enum) else value

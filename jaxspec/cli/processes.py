@@ -1,4 +1,4 @@
-"""Sets up the processes and devices that a command runs on: `--mesh`, `--coordinator` and the options beside them."""
+"""Sets up the processes and devices that a command runs on: `--mesh`, `--coordinator` and related options."""
 
 import contextlib
 import dataclasses
@@ -22,30 +22,29 @@ _EXAMPLE = "--mesh data=2,model=4"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Processes:
-    """Defines the options of where a command runs; they stand among its own.
+    """Defines the options for processes and devices, which are listed among a command's own.
 
     Raises:
-      ValueError: if they do not fit each other.
+      ValueError: if the options do not fit each other.
     """
 
     mesh: Annotated[
         str | None,
         typer.Option(
             metavar="AXES",
-            help="Split the models over all devices, and prompts with them: 'data=2,model=4'.  "
+            help="Split prompts and models over devices: 'data=2,model=4'.  "
             "[default: one device; with several processes, model=ALL]",
-            show_default=False,
         ),
     ] = None
     coordinator: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Of the first of several processes that run this command.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Address of the first of several processes.")
     ] = None
-    num_processes: Annotated[int | None, typer.Option(help="With --coordinator: how many there are.")] = None
+    num_processes: Annotated[int | None, typer.Option(help="With --coordinator: number of processes.")] = None
     process_id: Annotated[
-        int | None, typer.Option(help="With --coordinator: which this is, from 0. Only the first prints.")
+        int | None, typer.Option(help="With --coordinator: index of this process. Only process 0 prints.")
     ] = None
     distributed: Annotated[
-        bool, typer.Option("--distributed", help="The same where JAX finds the processes: TPU, Slurm, Open MPI.")
+        bool, typer.Option("--distributed", help="Join the processes that JAX finds: on TPU, Slurm or Open MPI.")
     ] = False
 
     def __post_init__(self):
@@ -54,10 +53,10 @@ class Processes:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
-        """Joins the other processes, if there are any. Meanwhile only the first process prints.
+        """Joins the other processes, if any; within the context only the first one prints.
 
         Raises:
-          ValueError: JAX finds no processes.
+          ValueError: if JAX finds no processes.
         """
         import jax
 
@@ -67,7 +66,7 @@ class Processes:
         if address is None and not self.distributed:
             yield
             return
-        if not jax.distributed.is_initialized():  # what started this command may have joined already
+        if not jax.distributed.is_initialized():  # the caller may have joined already
             if address is None:
                 join()
             else:
@@ -77,10 +76,10 @@ class Processes:
             yield
 
     def check_same(self, options: Any, number: int) -> int:
-        """Compares the command's options over the joined processes, and returns the first one's number.
+        """Checks that all joined processes have equal options, and returns the number of the first process.
 
         Raises:
-          ValueError: on every process, if some process has other options.
+          ValueError: on every process, if options differ.
         """
         import jax
         import numpy as np
@@ -92,10 +91,10 @@ class Processes:
         return check_same({"options and prompts": (options, parse_axes(self.mesh))}, devices, number)
 
     def make_mesh(self) -> "Mesh | None":
-        """Makes the mesh, if there is one: in several processes all devices are its `model` axis by default.
+        """Makes the mesh, if any; with several processes it defaults to a `model` axis of all devices.
 
         Raises:
-          ValueError: the sizes of the mesh do not give the number of devices.
+          ValueError: if the sizes of the mesh do not multiply to the number of devices.
         """
         import jax
 
@@ -104,7 +103,7 @@ class Processes:
         return make_mesh(parse_axes(self.mesh) or {"model": jax.device_count()})
 
     def _address(self) -> tuple[str, int, int] | None:
-        """Returns what `jaxspec.sharding.join` takes; `None` where JAX finds it, and for a process alone."""
+        """Returns the arguments of `jaxspec.sharding.join`; `None` if JAX finds them, and for a single process."""
         given = {
             "--coordinator": self.coordinator,
             "--num-processes": self.num_processes,
@@ -114,7 +113,7 @@ class Processes:
         if len(missing) == len(given):
             return None
         if self.distributed:
-            raise ValueError(f"--distributed finds the processes by itself; leave out it, or {', '.join(given)}")
+            raise ValueError(f"--distributed finds the processes; leave out --distributed or {', '.join(given)}")
         if self.coordinator is None or self.num_processes is None or self.process_id is None:
             raise ValueError(f"{', '.join(given)} belong together; pass {' and '.join(missing)} too")
         address = _ADDRESS.fullmatch(self.coordinator)
@@ -132,10 +131,10 @@ class Processes:
 
 
 def parse_axes(text: str | None) -> dict[str, int] | None:
-    """Returns the axes of a mesh with their sizes; of no text none.
+    """Returns the axes of a mesh with their sizes; `None` without text.
 
     Raises:
-      ValueError: if the text says something else.
+      ValueError: if the text is not such a list.
     """
     if text is None:
         return None
@@ -155,22 +154,22 @@ def make_mesh(axes: dict[str, int]) -> "Mesh":
     """Makes a mesh of all devices.
 
     Raises:
-      ValueError: the sizes do not give their number.
+      ValueError: if the sizes do not multiply to the number of devices.
     """
     import jax
 
     needed, count = math.prod(axes.values()), jax.device_count()
     if needed != count:
         raise ValueError(
-            f"--mesh {','.join(f'{name}={size}' for name, size in axes.items())} is of {needed} devices, got {count}; "
-            "pass sizes whose product that is"
+            f"--mesh {','.join(f'{name}={size}' for name, size in axes.items())} needs {needed} devices, got {count}; "
+            f"pass sizes whose product is {count}"
         )
     return jax.make_mesh(tuple(axes.values()), tuple(axes))
 
 
 @contextlib.contextmanager
 def _first_prints(first: bool) -> Iterator[None]:
-    """Silences the others, and what JAX's collectives on CPUs write to the file descriptor itself."""
+    """Silences the other processes, including output that JAX's CPU collectives write to the file descriptor."""
     sys.stdout.flush()
     with open(os.devnull, "w") as nowhere, os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding) as own:
         os.dup2(nowhere.fileno(), 1)

@@ -1,4 +1,4 @@
-"""Makes options of recipes: each field that a recipe declares with `jaxspec.training.recipe.option` is one."""
+"""Makes command line options from recipes: one for each field declared with `jaxspec.training.recipe.option`."""
 
 import dataclasses
 import inspect
@@ -12,24 +12,24 @@ import typer
 from jaxspec.training import losses
 from jaxspec.training.recipe import Recipe
 
-# Fields whose names the run itself has an option of.
+# Fields whose names are taken by options of the run.
 _OTHER_NAMES = {"steps": "unrolled_steps"}
 
 
 def recipe_parameters(recipe: type[Recipe]) -> list[inspect.Parameter]:
-    """Returns one keyword parameter for each option of a recipe.
+    """Returns a keyword parameter for each option of a recipe.
 
-    Where a field may be `None` and is not by default, 0 stands for that.
+    If a field may be `None` but has another default, 0 means `None`.
     """
     hints = typing.get_type_hints(recipe)
     return [_parameter(field, hints[field.name]) for field in _fields(recipe)]
 
 
 def recipe_values(recipe: type[Recipe], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that such options say, of those that say any.
+    """Returns the fields of a recipe that the options set.
 
     Raises:
-      ValueError: one cannot be read.
+      ValueError: if an option cannot be parsed.
     """
     hints, said = typing.get_type_hints(recipe), {}
     for field in _fields(recipe):
@@ -45,15 +45,15 @@ def summary(recipe: type[Recipe]) -> str:
 
 
 def two_forms(plain: type[Recipe], whole: type[Recipe]) -> list[inspect.Parameter]:
-    """Returns the options of a command with two forms: `--whole-model`, then those of both and of either.
+    """Returns the options of a command with two forms: `--whole-model`, then shared options, then those of one form.
 
-    Those of one form have no default, so that one that was given can be told; their help says it.
+    Options of one form have no default, so that given ones can be recognized; their help states the default.
     """
     own, others = recipe_parameters(plain), recipe_parameters(whole)
     shared = {one.name for one in own} & {one.name for one in others}
     flag = typer.Option(
         "--whole-model",
-        help="Train all of the model in place of an exit (LayerSkip): another model then, written whole.",
+        help="Train and write the whole model instead of an exit (LayerSkip).",
     )
     first = inspect.Parameter(
         "whole_model", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, flag]
@@ -67,17 +67,17 @@ def check_form(trained: type[Recipe], other: type[Recipe], given: Mapping[str, A
     """Checks that no option of the other form is given.
 
     Raises:
-      ValueError: some are.
+      ValueError: if any are.
     """
     own = {_name(field) for field in _fields(trained)}
     names = [_name(field) for field in _fields(other)]
     wrong = [f"--{name.replace('_', '-')}" for name in names if name not in own and given[name] is not None]
     if wrong and given["whole_model"]:
         raise ValueError(
-            f"{', '.join(wrong)}: of an exit of its own, which --whole-model does not train; leave out either"
+            f"{', '.join(wrong)}: only for training an exit, not --whole-model; leave out one or the other"
         )
     if wrong:
-        raise ValueError(f"{', '.join(wrong)}: only of --whole-model; pass that too, or leave it out")
+        raise ValueError(f"{', '.join(wrong)}: only with --whole-model; pass that too, or leave it out")
 
 
 def _fields(recipe: type[Recipe]) -> tuple[dataclasses.Field, ...]:
@@ -112,17 +112,13 @@ def _of_one_form(parameter: inspect.Parameter, when: str) -> inspect.Parameter:
 def _read(field: dataclasses.Field, hint: Any, value: Any) -> Any:
     kind, optional = _plain(hint)
     if kind is tuple:
-        return _read_list(field.name, value)
+        try:
+            return tuple(int(part) for part in value.split(","))
+        except ValueError as error:
+            raise ValueError(f"--{field.name} must be a list of numbers such as 2,15,27, got {value!r}") from error
     if issubclass(kind, losses.Divergence):
         return losses.by_name(value)
     return None if optional and value == 0 and _default(field) is not None else value
-
-
-def _read_list(name: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise ValueError(f"--{name} must be a list of numbers such as 2,15,27, got {text!r}") from error
 
 
 def _default(field: dataclasses.Field) -> Any:

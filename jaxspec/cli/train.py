@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from jaxspec.cli.help import GroupedCommand, in_group
 from jaxspec.cli.options import DEFAULT_MODEL, DTYPES, build, declare, parameters
 from jaxspec.cli.processes import make_mesh, parse_axes
 
@@ -22,83 +23,82 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpdateOptions:
-    """Defines the options of the updates: the fields of `TrainingOptions`, without their number."""
+    """Defines the options of the updates: the fields of `TrainingOptions` except the number of updates."""
 
-    batch_tokens: Annotated[int, typer.Option(help="Tokens of a batch, padding included.")] = 4096
-    accumulation: Annotated[int, typer.Option(help="Batches an update.")] = 1
+    batch_tokens: Annotated[int, typer.Option(help="Tokens per batch, including padding.")] = 4096
+    accumulation: Annotated[int, typer.Option(help="Batches per update.")] = 1
     learning_rate: Annotated[
-        float, typer.Option(help="The highest, reached after warmup_steps and lowered along a cosine from there.")
+        float, typer.Option(help="Peak learning rate, reached after warmup_steps and followed by cosine decay.")
     ] = 1e-3
     warmup_steps: Annotated[
-        int | None, typer.Option(help="Updates over which it rises from 0; by default a twentieth of all, 500 at most.")
+        int | None, typer.Option(help="Updates of linear warmup from 0.  [default: a twentieth of all, at most 500]")
     ] = None
-    final_fraction: Annotated[float, typer.Option(help="Of the highest learning rate, at the last update.")] = 0.1
-    beta1: Annotated[float, typer.Option(help="How long AdamW remembers gradients.")] = 0.9
-    beta2: Annotated[float, typer.Option(help="How long it remembers their squares.")] = 0.95
-    weight_decay: Annotated[float, typer.Option(help="AdamW's, of arrays of two axes or more.")] = 0.01
-    clip: Annotated[float, typer.Option(help="The longest that a gradient over all parameters may be.")] = 1.0
-    seed: Annotated[
-        int, typer.Option(help="Of initial parameters, of the order of the data, and of all that is drawn.")
-    ] = 0
+    final_fraction: Annotated[
+        float, typer.Option(help="Learning rate of the last update, as a fraction of the peak.")
+    ] = 0.1
+    beta1: Annotated[float, typer.Option(help="Decay rate of AdamW's mean of gradients.")] = 0.9
+    beta2: Annotated[float, typer.Option(help="Decay rate of AdamW's mean of squared gradients.")] = 0.95
+    weight_decay: Annotated[float, typer.Option(help="Weight decay of AdamW, for arrays of two or more axes.")] = 0.01
+    clip: Annotated[float, typer.Option(help="Maximum global norm of the gradient.")] = 1.0
+    seed: Annotated[int, typer.Option(help="Seed of initial parameters, data order and sampling.")] = 0
     checkpoint_every: Annotated[
-        int, typer.Option(help="Updates between checkpoints; the last update makes one too.")
+        int, typer.Option(help="Updates between checkpoints; one also follows the last update.")
     ] = 100
-    keep: Annotated[int, typer.Option(help="How many of them are kept.")] = 2
+    keep: Annotated[int, typer.Option(help="Number of checkpoints to keep.")] = 2
     evaluate_every: Annotated[
         int | None,
         typer.Option(
-            help="Updates between measurements of the true acceptance, if there is something to measure it on; by "
-            "default after the last one only."
+            help="Updates between measurements of the acceptance in generation.  [default: only after the last]"
         ),
     ] = None
-    log_every: Annotated[int, typer.Option(help="Updates that are one line of the curve.")] = 10
+    log_every: Annotated[int, typer.Option(help="Updates per line of the training curve.")] = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Defines the options of a run, whatever is trained."""
+    """Defines the options of a run, common to everything that can be trained."""
 
     data: Annotated[
-        list[str], typer.Option("--data", metavar="DIR", help="A folder that `jaxspec data` wrote; repeatable.")
+        list[str], typer.Option("--data", metavar="DIR", help="Folder written by `jaxspec data`; repeatable.")
     ]
     out: Annotated[
-        str, typer.Option("--out", "-o", metavar="DIR", help="The run's folder; the drafter will be in its `head`.")
+        str, typer.Option("--out", "-o", metavar="DIR", help="Folder of the run; the drafter is written to its `head`.")
     ]
     model: Annotated[
-        str, typer.Option("--model", "-m", help="What to draft for: a name of `jaxspec models`, a path, or a hub id.")
+        str,
+        typer.Option("--model", "-m", help="Target: a name from `jaxspec models`, a path, or a hub id."),
     ] = DEFAULT_MODEL
-    epochs: Annotated[
-        float | None, typer.Option(help="How often all data are read.  [default: 1]", show_default=False)
-    ] = None
-    steps: Annotated[int | None, typer.Option(help="In its place: updates of the parameters.")] = None
-    tokens: Annotated[int | None, typer.Option(help="In its place: tokens to read, padding left out.")] = None
+    epochs: Annotated[float | None, typer.Option(help="Number of passes over the data.  [default: 1]")] = None
+    steps: Annotated[int | None, typer.Option(help="Number of updates, instead of --epochs.")] = None
+    tokens: Annotated[int | None, typer.Option(help="Number of tokens without padding, instead of --epochs.")] = None
     validation: Annotated[
-        int, typer.Option(help="Conversations to set aside, to measure the true acceptance on; 0 is none.")
+        int, typer.Option(help="Conversations held out to measure the acceptance in generation; 0 to skip.")
     ] = 32
-    validation_tokens: Annotated[int, typer.Option(help="Tokens to decode after each of their prompts.")] = 64
-    unfinished: Annotated[bool, typer.Option("--unfinished", help="Take what there is of data still made.")] = False
+    validation_tokens: Annotated[int, typer.Option(help="Tokens to decode after each held-out prompt.")] = 64
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="Accept data that is still being written.")] = False
     whole_texts: Annotated[
         bool,
-        typer.Option("--whole-texts", help="Learn the target's distribution at every token, those of prompts too."),
+        typer.Option("--whole-texts", help="Learn the target's distribution at every token, including prompts."),
     ] = False
     dtype: Annotated[
         str | None,
         DTYPES,
-        typer.Option(help="Of the target, and of products in training.  [default: float32 on a CPU, else bfloat16]"),
+        typer.Option(
+            help="Dtype of the target and of products in training.  [default: float32 on a CPU, else bfloat16]"
+        ),
     ] = None
     states: Annotated[
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Keep the target's states there, for later epochs and other drafters: about 5 kB a token of a small "
-            "model.",
+            help="Folder that keeps the target's states for reuse: 5 kB per token (small model).",
         ),
     ] = None
     mesh: Annotated[
         str | None,
         typer.Option(metavar="AXES", help="Split batches and the target over all devices: 'data=4,model=2'."),
     ] = None
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Hide progress.")] = False
 
     def __post_init__(self):
         parse_axes(self.mesh)
@@ -109,8 +109,8 @@ class RunOptions:
                 raise ValueError(f"{name} must be above 0, got {value}")
 
     def training(self, updates: UpdateOptions, data: "Dataset", devices: int) -> "TrainingOptions":
-        """Returns the options of training on data, by batches whose rows so many devices share."""
-        from jaxspec.training.session import options_for_epochs
+        """Returns the options of training on data, for batches whose rows are split over `devices`."""
+        from jaxspec.training.loop import options_for_epochs
         from jaxspec.training.state import TrainingOptions
 
         if self.steps is not None:
@@ -130,10 +130,10 @@ class Options:
     """Defines the options of a command.
 
     Attributes:
-      run: whatever is trained.
-      recipe: the kind.
-      chosen: fields of the recipe that were given.
-      updates: how the parameters are updated.
+      run: options of the run.
+      recipe: class of the recipe.
+      chosen: fields of the recipe that were set.
+      updates: options of the updates.
     """
 
     run: RunOptions
@@ -143,15 +143,14 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Trains, and says where the drafter (or the model) is and how to use it.
+    """Trains a drafter or a model, and prints its folder and how to use it.
 
     Raises:
-      ValueError: options, data and model do not fit each other.
+      ValueError: if options, data and model do not fit each other.
     """
     from jaxspec.checkpoints.load import load
-    from jaxspec.cli.compilation import enable_compilation_cache
-    from jaxspec.core.layout import placement_of
-    from jaxspec.training import session
+    from jaxspec.io.cache import enable_compilation_cache
+    from jaxspec.training import loop
     from jaxspec.training.dataset import Dataset
     from jaxspec.training.loop import row_devices, train
 
@@ -161,11 +160,11 @@ def run(options: Options) -> None:
     mesh = None if axes is None else make_mesh(axes)
     data = Dataset.open(asked.data, unfinished=asked.unfinished)
     target = load(asked.model, dtype=asked.dtype, mesh=mesh, weights="dequantized")
-    session.check_made_for(data, target, asked.model)
+    loop.check_made_for(data, target, asked.model)
     rest, aside = data.split(asked.validation)
     rest = dataclasses.replace(rest, whole_texts=asked.whole_texts)
     recipe = options.recipe.of(target, **options.chosen)
-    training = asked.training(options.updates, rest, row_devices(placement_of(target)))
+    training = asked.training(options.updates, rest, row_devices(target.traits.placement))
     trained = train(
         recipe,
         target,
@@ -173,12 +172,12 @@ def run(options: Options) -> None:
         training,
         asked.out,
         mesh=mesh,
-        validation=session.validation_prompts(aside, target, asked.validation_tokens),
-        aside=session.all_batches(aside, training) if len(aside) else None,
+        validation=loop.validation_prompts(aside, target, asked.validation_tokens),
+        aside=loop.all_batches(aside, training) if len(aside) else None,
         states=asked.states,
         notes={
             "command": f"jaxspec {shlex.join(sys.argv[1:])}",
-            "data_folders": [session.describe_folder(Path(folder)) for folder in asked.data],
+            "data_folders": [loop.describe_folder(Path(folder)) for folder in asked.data],
         },
         quiet=asked.quiet,
     )
@@ -187,8 +186,8 @@ def run(options: Options) -> None:
 
 @functools.cache
 def kinds() -> "Mapping[str, type[Recipe]]":
-    """Returns the recipe of every kind of drafter that can be trained, by the name of its command."""
-    from jaxspec.named import HEADS
+    """Returns the recipe of every trainable kind of drafter, by the name of its command."""
+    from jaxspec.text.names import HEADS
     from jaxspec.training.distill import DistillRecipe
 
     heads = {kind.name: kind.recipe for kind in HEADS}
@@ -196,14 +195,14 @@ def kinds() -> "Mapping[str, type[Recipe]]":
 
 
 def whole_models() -> "Mapping[str, type[Recipe]]":
-    """Returns what `--whole-model` trains in place of a drafter, for the kinds that have it."""
-    from jaxspec.contrib.layer_skip.training import LayerSkipRecipe
+    """Returns the recipes of `--whole-model`, by the name of the command."""
+    from jaxspec.contrib.layer_skip import LayerSkipRecipe
 
     return {"early-exit": LayerSkipRecipe}
 
 
 def command(name: str) -> Callable[..., None]:
-    """Returns the command of a kind, for typer: options of the run, of its recipe and of the updates."""
+    """Returns the typer command of a kind, with options of the run, of its recipe and of the updates."""
     from jaxspec.cli import recipes
 
     recipe, whole = kinds()[name], whole_models().get(name)
@@ -218,11 +217,13 @@ def command(name: str) -> Callable[..., None]:
         options = build(RunOptions, given), build(UpdateOptions, given)
         run(Options(run=options[0], recipe=trained, chosen=chosen, updates=options[1]))
 
-    return declare(function, [*parameters(RunOptions), *own, *parameters(UpdateOptions)], recipes.summary(recipe))
+    groups = {"Run": parameters(RunOptions), "Drafter": own, "Updates": parameters(UpdateOptions)}
+    options = [in_group(one, title) for title, several in groups.items() for one in several]
+    return declare(function, options, recipes.summary(recipe))
 
 
 class _Kinds(TyperGroup):
-    """Lists the commands of all kinds, each made when it is asked for."""
+    """Lists the commands of all kinds, each built when requested."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*kinds()]
@@ -231,13 +232,14 @@ class _Kinds(TyperGroup):
         if cmd_name not in kinds():
             return None
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(cmd_name)(command(cmd_name))
+        example = f"jaxspec train {cmd_name} --data answers --out run"
+        alone.command(cmd_name, cls=GroupedCommand, epilog=example)(command(cmd_name))
         return typer.main.get_command(alone)
 
 
 app = typer.Typer(
     cls=_Kinds,
-    help="Trains a drafter for a model, on data that `jaxspec data` made.",
+    help="Trains a drafter for a model, on data of `jaxspec data`.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

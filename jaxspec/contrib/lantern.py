@@ -1,4 +1,4 @@
-"""Accepts image tokens that look like the target's: codes near each other may stand for each other (LANTERN)."""
+"""Accepts image tokens that look like the target's: nearby codes may replace each other (LANTERN)."""
 
 import dataclasses
 import functools
@@ -10,42 +10,39 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.values import is_concrete
+from jaxspec.core import validate
+from jaxspec.core.validate import is_concrete
 from jaxspec.verifiers.relaxed import RelaxedRule, at_tokens, check_number, register_unchecked, without
 
 
 @register_unchecked
 @dataclasses.dataclass(frozen=True)
 class Neighborhood(RelaxedRule):
-    """Accepts draft `x` with the target's mass of the codes that look like it (LANTERN). Lossy.
+    """Accepts draft `x` with the target's probability of the codes that look like it (LANTERN). Lossy.
 
-    The neighborhood of `x` are its nearest codes, in order, for as long as their mass `near(x)`
-    stays below `bound`.
+    The neighborhood of `x` consists of its nearest codes, in order, while their total probability `near(x)` stays below
+    `bound`.
 
-    A certain draft is accepted with `target(x) + near(x)`; in its place comes a token outside of
-    the neighborhood. What is emitted is the paper's modified distribution, in which `x` has the mass of
-    its neighbors, so a position deviates by `near(x) < bound`.
+    A certain draft is accepted with probability `target(x) + near(x)`; if rejected, it is replaced by a token outside
+    the neighborhood. The output follows the paper's modified distribution, in which `x` has the probability of its
+    neighbors, so a position deviates by `near(x) < bound`.
 
-    A draft with a distribution is accepted with `min(1, (target(x) + near(x)) / draft(x))` as long as the
-    position deviates by no more than `bound`; else what is accepted beyond `min(target, draft)`
-    is scaled down until it does. The paper bounds each modified distribution but does not scale, and all
-    drafts together may then exceed its bound many times over: with many small neighborhoods
-    every draft is accepted. Accepting `bound` more than exact verification is the most that any
-    rule with this bound can. In place of a refused draft comes a token of
-    `max(target - draft, 0)`.
+    A draft with a distribution is accepted with `min(1, (target(x) + near(x)) / draft(x))` while the position deviates
+    by at most `bound`. Otherwise, the acceptance beyond `min(target, draft)` is scaled down to that bound. The paper
+    bounds each modified distribution but does not scale, so all drafts together may exceed its bound many times over:
+    with many small neighborhoods, every draft is accepted. Accepting `bound` more than exact verification is the most
+    that any rule with this bound can do. A rejected draft is replaced by a token of `max(target - draft, 0)`.
 
-    A token that the target excludes, by top-k say, is never accepted, whatever its neighbors.
-    Drafts with a distribution cost `n` passes over `[b, k, v]`, certain ones `n` values a draft.
+    A token that the target excludes, such as by top-k, is never accepted, regardless of its neighbors. Drafts with a
+    distribution cost `n` passes over `[b, k, v]`, and certain drafts `n` values each.
 
     Attributes:
-      neighbors: `[v, n]` integers, traced: each token's others, the nearest first; -1 is none.
-        See `nearest_neighbors`.
-      bound: in [0, 1], traced; 0 is `TokenVerifier`'s rule. The authors' code defaults to
-        0.1, among 1,000 neighbors.
+      neighbors: each token's neighbors, nearest first, integers `[v, n]`, traced; -1 pads. See `nearest_neighbors`.
+      bound: in [0, 1], traced; 0 is `TokenVerifier`'s rule. The authors' code defaults to 0.1, among 1,000 neighbors.
 
     Raises:
-      TypeError: if `bound` is not one number or `neighbors` are not integers.
-      ValueError: if either is out of range, or a token is its own or twice another's neighbor.
+      TypeError: `bound` is not one number, or `neighbors` are not integers.
+      ValueError: either is out of range, or a token is its own neighbor or has a neighbor twice.
 
     References:
       LANTERN: Jang et al. (2024), arXiv:2410.03355, section 4.
@@ -87,7 +84,7 @@ class Neighborhood(RelaxedRule):
         return without(without(target, token[:, None]), jnp.where(inside, ids, beyond)[:, 0])
 
     def near_all(self, target: Float[Array, "b n v"]) -> Float[Array, "b n v"]:
-        """Returns the mass of each token's neighborhood, the token itself left out."""
+        """Returns the total probability of each token's neighborhood, without the token itself."""
         table, share, bound = self._table(target), jnp.exp(target), self._bound(target)
 
         def grow(i, found):
@@ -106,7 +103,7 @@ class Neighborhood(RelaxedRule):
     ) -> tuple[Int[Array, "b n c"], Bool[Array, "b n c"]]:
         """Returns each token's neighbors, and which of them are in its neighborhood.
 
-        None are in that of a token which the target excludes.
+        The neighborhood is empty for a token that the target excludes.
         """
         ids = self._table(target)[tokens]
         inside = jnp.cumsum(_mass(target, ids), axis=-1) < self._bound(target)
@@ -126,20 +123,20 @@ class Neighborhood(RelaxedRule):
 
 
 def nearest_neighbors(codebook: Any, count: int) -> Int[Array, "v n"]:
-    """Returns each code's nearest others by Euclidean distance, for `Neighborhood`; ties by index.
+    """Returns each code's nearest other codes by Euclidean distance, for `Neighborhood`; ties go to the lower index.
 
-    Compares all pairs, a block of codes at a time: run it once and keep the table.
+    Compares all pairs, one block of codes at a time: compute it once and store the result.
 
     Args:
-      codebook: `[v, d]`, the latent vector of each token.
-      count: how many, in `[1, v - 1]`.
+      codebook: the latent vector of each token, `[v, d]`.
+      count: the number of neighbors, in `[1, v - 1]`.
 
     Returns:
       int32 `[v, count]`.
 
     Raises:
-      TypeError: if `count` is not a static integer.
-      ValueError: if the codebook is not a matrix of finite numbers, or too small for `count`.
+      TypeError: `count` is not a static integer.
+      ValueError: the codebook is not a matrix of finite numbers, or too small for `count`.
 
     Example:
       >>> codes = jnp.asarray([[0.0], [1.0], [5.0]])
@@ -147,8 +144,8 @@ def nearest_neighbors(codebook: Any, count: int) -> Int[Array, "v n"]:
       [[1], [0], [1]]
     """
     if isinstance(count, bool) or not isinstance(count, int | np.integer):
-        raise TypeError(f"count must be a static integer, got {count!r}; it fixes the shape of the table")
-    codebook = jnp.asarray(codebook)
+        raise TypeError(f"count must be a static integer, got {validate.shown(count)}; it fixes the shape of the table")
+    codebook = jnp.asarray(validate.numbers("codebook", codebook, "a matrix of floats, one row a token"))
     if codebook.ndim != 2 or not jnp.issubdtype(codebook.dtype, jnp.floating):
         raise ValueError(
             "codebook must be a matrix of floats, one row a token, "
@@ -169,7 +166,7 @@ def _nearest(codebook: Float[Array, "v d"], count: int) -> Int[Array, "v n"]:
     wide = codebook.astype(jnp.promote_types(codebook.dtype, jnp.float32))
 
     def nearest(index):
-        # Differences first: the expanded square loses the order of close codes.
+        # Subtract first: the expanded square loses the order of close codes.
         distance = jnp.sum((wide - wide[index][None]) ** 2, axis=-1)
         return jax.lax.top_k(-distance.at[index].set(jnp.inf), count)[1].astype(jnp.int32)
 
@@ -192,7 +189,7 @@ def _check_neighbors(table: Any) -> None:
         raise ValueError(f"neighbors must be [vocabulary, count], got shape {shape}; pass one row a token")
     if not is_concrete(table):
         return
-    # Wide enough that -1 is not lost in an unsigned type.
+    # A type wide enough to keep -1 distinct from large unsigned integers.
     ordered = np.sort(np.asarray(table).astype(np.int64), axis=1)
     if ordered.size and (ordered.min() < -1 or ordered.max() >= shape[0]):
         raise ValueError(

@@ -1,21 +1,22 @@
 """Drafts with several drafters at once, whose drafts compete."""
 
 import dataclasses
-from typing import Any, ClassVar, cast
+from collections.abc import Iterable
+from typing import Any, cast
 
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.leading import count_leading
 from jaxspec.core.model import Model
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
-from jaxspec.core.rows import count_leading
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.base import Fixed
 from jaxspec.drafters import bounded
-from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.base import Drafter, draft_length_of, least_held
 from jaxspec.drafters.lookup import one_hot
 
 
@@ -25,8 +26,8 @@ class UnionState:
     """Holds the state of a `UnionDrafter`.
 
     Attributes:
-      drafters: each drafter's own state.
-      tokens: what was proposed last, chain beside chain.
+      drafters: each drafter's state.
+      tokens: the last proposal, as concatenated chains.
       valid: which of these are drafts.
     """
 
@@ -35,13 +36,13 @@ class UnionState:
     valid: Bool[Array, "b n"]
 
     def verdicts(self, counts: list[int], verdict: Verdict) -> list[Verdict]:
-        """Returns the verdict for each chain by itself: how many of its drafts were accepted, and what followed them.
+        """Splits a verdict by chain: how many of each chain's drafts were accepted, and the token after them.
 
         Args:
-          counts: how long each chain is.
-          verdict: on all chains together.
+          counts: the length of each chain.
+          verdict: the verdict on all chains together.
         """
-        assert verdict.path is not None  # that of a tree
+        assert verdict.path is not None  # the proposal was a tree
         path = jnp.take_along_axis(self.tokens, verdict.path, axis=1)
         heard = []
         for start, count in _starts(counts):
@@ -51,23 +52,24 @@ class UnionState:
             accepted = count_leading(same & (steps < verdict.accepted[:, None]))
             after = jnp.pad(path, ((0, 0), (0, 1)))
             after = jnp.take_along_axis(after, accepted[:, None], axis=1)[:, 0]
-            heard.append(Verdict(accepted, jnp.where(accepted < verdict.accepted, after, verdict.next_token)))
+            next_token = jnp.where(accepted < verdict.accepted, after, verdict.next_token)
+            heard.append(Verdict(accepted, next_token, count=verdict.count))
         return heard
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class UnionDrafter(Drafter):
-    """Proposes what several drafters draft, as chains side by side.
+    """Proposes the drafts of several drafters, as chains side by side.
 
-    Different draft models, or a model and n-grams: where one guesses wrong, another may be right. Each drafts with its
-    own noise and reports its own distribution, which `MultiDraftVerifier` makes use of.
+    For different draft models, or a model and n-grams: where one guesses wrong, another may be right. Each drafts with
+    separate noise and reports its own distribution, which `MultiDraftVerifier` makes use of.
 
     Attributes:
-      drafters: those of one chain each, with a fixed `k`.
+      drafters: drafters of one chain each, with a fixed `k`.
 
     Raises:
-      TypeError, ValueError: one of them is no drafter, drafts a tree, reads the target's states, or has no fixed `k`.
+      TypeError, ValueError: an item is not a drafter, drafts a tree, reads the target's states, or has no fixed `k`.
 
     References:
       SpecInfer: Miao et al. (2023), arXiv:2305.09781, where several models draft.
@@ -81,7 +83,6 @@ class UnionDrafter(Drafter):
       (2, 8)
     """
 
-    name: ClassVar[str] = "union"
     drafters: tuple[Drafter, ...]
 
     def __post_init__(self):
@@ -113,9 +114,21 @@ class UnionDrafter(Drafter):
             drafter.check(target)
 
     def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> UnionState:
-        states = tuple(bounded.init(drafter, context, cast(Any, prefilled), slots) for drafter in self.drafters)
+        fed = cast(Any, prefilled)
+        return self._start(context, (bounded.init(drafter, context, fed, slots) for drafter in self.drafters))
+
+    def held(self, state: UnionState) -> Int[Array, "*b"] | None:
+        return least_held(*(one.held(own) for one, own in zip(self.drafters, state.drafters, strict=True)))
+
+    def extend(
+        self, state: UnionState, context: Context, prefilled: Prefilled | None, start: Int[Array, "b"]
+    ) -> UnionState:
+        each, fed = zip(self.drafters, state.drafters, strict=True), cast(Any, prefilled)
+        return self._start(context, (bounded.extend(one, own, context, fed, start) for one, own in each))
+
+    def _start(self, context: Context, states: Iterable[Any]) -> UnionState:
         tokens = jnp.zeros((context.tokens.shape[0], self.lengths[0]), jnp.int32)
-        return UnionState(states, tokens, tokens.astype(jnp.bool_))
+        return UnionState(tuple(states), tokens, tokens.astype(jnp.bool_))
 
     def propose(self, rng: Rng, state: UnionState, context: Context) -> tuple[Proposal, UnionState]:
         proposals, states = [], []
@@ -133,7 +146,7 @@ class UnionDrafter(Drafter):
         return proposal, UnionState(tuple(states), tokens, valid)
 
     def observe(self, state: UnionState, context: Context, verdict: Verdict, hidden: tuple[Array, ...]) -> UnionState:
-        """Tells each drafter how much of its own chain was accepted, whichever chains the path took."""
+        """Updates each drafter with the accepted part of its chain, regardless of which chains the path took."""
         chains = zip(self.drafters, state.drafters, state.verdicts(self._counts, verdict), strict=True)
         states = (bounded.observe(drafter, own, context, heard, hidden) for drafter, own, heard in chains)
         return dataclasses.replace(state, drafters=tuple(states))
@@ -144,13 +157,12 @@ class UnionDrafter(Drafter):
 
 
 def chain_parents(counts: list[int], batch: int) -> Int[Array, "b n"]:
-    """Returns the parents of the drafts of chains side by side; `counts` is how long each is."""
+    """Returns the parents of the drafts of chains side by side, given the length of each chain."""
     parents = [start + i - 1 if i else -1 for start, count in _starts(counts) for i in range(count)]
     return jnp.broadcast_to(jnp.asarray(parents, jnp.int32), (batch, len(parents)))
 
 
 def _starts(counts: list[int]) -> list[tuple[int, int]]:
-    """Returns where each chain begins, and how long it is."""
     return [(sum(counts[:i]), count) for i, count in enumerate(counts)]
 
 
@@ -160,13 +172,13 @@ def _check_kind(drafter: object) -> None:
         got = f"the class {drafter.__name__} itself" if isinstance(drafter, type) else name
         raise TypeError(f"UnionDrafter needs drafters, got {got}; pass (ModelDrafter(model), NGramDrafter())")
     if drafter.tree:
-        raise ValueError(f"UnionDrafter puts chains side by side, got {name}, which drafts a tree; pass chain drafters")
+        raise ValueError(f"UnionDrafter combines chains, got {name}, which drafts a tree; pass chain drafters")
     if drafter.max_drafts == 0:
         raise ValueError(f"UnionDrafter needs drafters that draft, got {name} with k=0; leave it out")
-    if not isinstance(drafter.draft_length, Fixed | None):
+    if not isinstance(length := draft_length_of(drafter), Fixed | None):
         raise ValueError(
             f"UnionDrafter verifies all drafts in one pass, so a draft length saves nothing, got {name} with "
-            f"{type(drafter.draft_length).__name__}; pass an integer k"
+            f"{type(length).__name__}; pass an integer k"
         )
     if drafter.capture:
         raise ValueError(
@@ -176,5 +188,5 @@ def _check_kind(drafter: object) -> None:
 
 
 def _log_probs(proposal: Proposal, vocab_size: int) -> Float[Array, "b k v"]:
-    """Returns the distribution of a chain's drafts, or probabilities of 0 and 1 where they are certain."""
+    """Returns the log-probabilities of a chain's drafts, one-hot if they are certain."""
     return one_hot(proposal.tokens, vocab_size) if proposal.log_probs is None else proposal.log_probs

@@ -1,95 +1,78 @@
-"""Asks a model for passes that agree to the bit, and keeps the shapes around them fixed.
-
-Such a model has an attribute `rows`, the number of tokens that its passes of decoding are filled up to, or `None` where
-they agree whatever their width; and a method `bit_exact(rows)`, which returns it.
-"""
+"""Makes a model's passes agree to the bit (`BitExactModel`), and keeps the shapes around them fixed."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Float
 
+from jaxspec.core import validate
+from jaxspec.core.model import BitExactModel, Model
 from jaxspec.core.sums import in_one_order
 
-_Model = TypeVar("_Model")
+_Model = TypeVar("_Model", bound=Model)
 
 
-def rows_of(model: object) -> int | None:
-    """Returns how many tokens a model's passes are filled up to; `None` where they are not.
-
-    Example:
-        >>> jaxspec.core.bit_exact.rows_of(target.bit_exact(rows=8))
-        8
-    """
-    rows: int | None = getattr(model, "rows", None)
-    return rows
-
-
-def as_bit_exact(target: _Model, bit_exact: object, rows: int | None, *, nodes: int = 0) -> _Model:
-    """Returns the target, with passes that agree to the bit if that is asked for.
+def as_bit_exact(target: _Model, bit_exact: object, pass_tokens: int | None, *, nodes: int = 0) -> _Model:
+    """Returns the target, with bit-exact passes if `bit_exact` is true.
 
     Args:
       target: the model.
-      bit_exact: whether it is.
-      rows: how many tokens to fill passes up to.
+      bit_exact: whether passes must agree to the bit.
+      pass_tokens: the number of tokens that passes are padded to.
       nodes: the most drafts that a pass must hold.
 
     Raises:
-      TypeError: it cannot have them, or `bit_exact` is no truth value.
-      ValueError: `rows` is given where they are not asked for, is no positive integer, or does not hold the drafts.
+      TypeError: the model has no bit-exact passes, or `bit_exact` is not a bool.
+      ValueError: `pass_tokens` is given without `bit_exact`, is not a positive integer, or does not hold the drafts.
     """
-    if not isinstance(bit_exact, bool | np.bool_):
-        raise TypeError(
-            f"bit_exact must be True or False, got {bit_exact!r}; pass bit_exact=True, and rows=... beside it"
-        )
+    validate.flag("bit_exact", bit_exact, "pass bit_exact=True, and pass_tokens=... with it")
     if bit_exact:
-        make: Any = getattr(target, "bit_exact", None)
-        if make is None:
+        if not isinstance(target, BitExactModel):
             raise TypeError(
                 f"bit_exact=True needs a target whose passes agree to the bit, and {type(target).__name__} has no "
-                "method bit_exact: built-in models have one, functions and other projects' models have not; pass what "
-                "jaxspec.load or jaxspec.adopt returns, or bit_exact=False"
+                "method bit_exact: built-in models have one, functions and other projects' models do not; pass a model "
+                "from jaxspec.load or jaxspec.adopt, or bit_exact=False"
             )
-        target = make(rows)
-    elif rows is not None:
+        target = target.bit_exact(pass_tokens)
+    elif pass_tokens is not None:
         raise ValueError(
-            f"rows fills passes up so that they agree to the bit, got rows={rows!r} without bit_exact=True"
+            "pass_tokens pads passes so that they agree to the bit, got "
+            f"pass_tokens={validate.shown(pass_tokens)} without bit_exact=True"
         )
-    check_rows(target, nodes)
+    check_pass_tokens(target, nodes)
     return target
 
 
-def check_rows(target: object, nodes: int) -> None:
-    """Raises `ValueError` if a pass of fixed rows does not hold the last committed token and so many drafts."""
-    rows = rows_of(target)
-    if rows is not None and nodes + 1 > rows:
+def check_pass_tokens(target: Model, nodes: int) -> None:
+    """Raises `ValueError` if a pass of fixed length does not hold the last committed token and `nodes` drafts."""
+    pass_tokens = target.traits.pass_tokens
+    if pass_tokens is not None and nodes + 1 > pass_tokens:
         raise ValueError(
-            f"passes of rows={rows} tokens hold {rows - 1} drafts, got a drafter that submits up to {nodes}; pass "
-            f"rows={nodes + 1}, and the same to what it is compared with, or fewer drafts"
+            f"passes of pass_tokens={pass_tokens} hold {pass_tokens - 1} drafts, got a drafter that submits up to "
+            f"{nodes}; pass pass_tokens={nodes + 1}, also to the call that it is compared with, or fewer drafts"
         )
 
 
-def check_whole(target: object) -> None:
-    """Raises `ValueError` if the target's passes must be run whole, for drafters that begin them."""
-    if rows_of(target) is not None:
+def check_whole(target: Model) -> None:
+    """Raises `ValueError` if the target's passes cannot be split, for drafters that run their first layers."""
+    if target.traits.pass_tokens is not None:
         raise ValueError(
-            "a target whose passes agree to the bit runs each of them whole, got a drafter that begins them; pass "
-            "another drafter, or bit_exact=False"
+            "a target whose passes agree to the bit cannot split them, got a drafter that runs their first layers; "
+            "pass another drafter, or bit_exact=False"
         )
 
 
-def by_position(function: Callable[[Array], Array], logits: Float[Array, "b t v"], rows: int | None) -> Array:
-    """Applies a function of each position's logits, `[b, t, ...]`.
+def by_position(function: Callable[[Array], Array], logits: Float[Array, "b t v"], pass_tokens: int | None) -> Array:
+    """Applies a function to each position's logits; its result is `[b, t, ...]`.
 
-    On an accelerator, and on a mesh, the order of its sums follows from the shape, which is filled up to `rows`; on a
-    CPU `row_sum` has one order.
+    On accelerators and meshes the order of sums depends on the shape, so logits are padded to `pass_tokens`; on a CPU,
+    `row_sum` has one order.
     """
     count = logits.shape[1]
-    if rows is None or count >= rows:
+    if pass_tokens is None or count >= pass_tokens:
         return function(logits)
-    filled = lambda x: function(jnp.pad(x, ((0, 0), (0, rows - count), (0, 0))))[:, :count]  # noqa: E731
+    filled = lambda x: function(jnp.pad(x, ((0, 0), (0, pass_tokens - count), (0, 0))))[:, :count]  # noqa: E731
     return jax.lax.platform_dependent(logits, cpu=function if in_one_order() else filled, default=filled)

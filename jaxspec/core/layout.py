@@ -1,4 +1,4 @@
-"""Defines how a model's arrays lie on devices: the protocol of layouts, and that of models on no mesh."""
+"""Defines how a model's arrays are laid out on devices: the protocol, and the layout without a mesh."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,7 +12,7 @@ _Tree = TypeVar("_Tree")
 
 @runtime_checkable
 class Layout(Protocol):
-    """Specifies how a model's arrays lie on devices: `Unsharded`, or `jaxspec.sharding.Placement`. Static and hashable.
+    """Specifies a model's layout on devices: `Unsharded`, or `jaxspec.sharding.Placement`. Static and hashable.
 
     Example:
         >>> isinstance(target.placement, jaxspec.core.Layout)
@@ -25,23 +25,23 @@ class Layout(Protocol):
         ...
 
     def cache(self, cache: _Tree) -> _Tree:
-        """Returns a cache, laid out as its model is."""
+        """Returns a cache, laid out for the model."""
         ...
 
     def logits(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
-        """Returns logits or log-probabilities, laid out as the output head is."""
+        """Returns logits or log-probabilities, laid out like the output head."""
         ...
 
     def vocab_parts(self, size: int) -> int:
-        """Returns how many parts, of consecutive tokens, a vocabulary of this size is split into; 1 if it is not."""
+        """Returns the number of contiguous parts that a vocabulary of this size is split into."""
         ...
 
     def rows(self, tree: _Tree) -> _Tree:
-        """Returns arrays that have the batch first, their rows laid out as those of the cache."""
+        """Returns arrays with a leading batch axis, laid out like the rows of the cache."""
         ...
 
     def replicate(self, tree: _Tree) -> _Tree:
-        """Returns the same arrays, complete on every device."""
+        """Replicates arrays on every device."""
         ...
 
     def on_each(
@@ -52,24 +52,24 @@ class Layout(Protocol):
         *,
         like: int | tuple[int, ...],
     ) -> Any:
-        """Calls a function on each device with its own parts of the arguments.
+        """Calls a function on each device with that device's parts of the arguments.
 
         Args:
-          function: takes and returns arrays; it needs nothing of other devices.
+          function: takes and returns arrays, without communication between devices.
           arguments: complete arrays.
-          axes: the logical axes of each, as the model's rules name them.
-          like: which argument the result is laid out as; one for each array if there are several.
+          axes: the logical axes of each argument, in the names of the model's rules.
+          like: the index of the argument whose layout the result has; a tuple for several results.
         """
         ...
 
     def check_same(self, parts: dict[str, Any], number: int = 0) -> int:
-        """Raises `ValueError` unless all processes pass the same, and returns the first one's number."""
+        """Raises `ValueError` unless all processes pass equal `parts`, and returns the first process's `number`."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Unsharded:
-    """Leaves arrays where JAX puts them: the layout of models that are on no mesh.
+    """Leaves arrays where JAX puts them: the layout of a model without a mesh.
 
     Example:
         >>> target.placement
@@ -110,13 +110,3 @@ class Unsharded:
     def check_same(self, parts: dict[str, Any], number: int = 0) -> int:
         del parts  # there is one process
         return number
-
-
-def placement_of(model: object) -> Layout:
-    """Returns a model's `placement`; `Unsharded()` where it has none.
-
-    Example:
-        >>> jaxspec.core.placement_of(target)
-        Unsharded()
-    """
-    return getattr(model, "placement", Unsharded())

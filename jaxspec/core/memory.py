@@ -1,4 +1,4 @@
-"""Refuses what cannot fit: counts the bytes that a request needs, from shapes alone, before anything is allocated."""
+"""Rejects requests that cannot fit: counts their bytes from shapes alone, before anything is allocated."""
 
 import math
 import os
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 
 def available() -> int | None:
-    """Returns the bytes of all devices together, an upper bound for any array; `None` where they do not say.
+    """Returns the total memory of all devices in bytes, an upper bound for any array; `None` if unknown.
 
     Example:
         >>> from jaxspec.core import memory
@@ -25,26 +25,26 @@ def available() -> int | None:
 
 
 def check(needed: int, what: str, advice: str) -> None:
-    """Raises if no device could hold so many bytes.
+    """Raises if the bytes exceed the memory of all devices.
 
     Args:
-      needed: the bytes, a lower bound.
-      what: names the thing and its size, for the error.
-      advice: says which argument to change.
+      needed: a lower bound of the bytes.
+      what: the thing and its size, for the error.
+      advice: the argument to change, for the error.
 
     Raises:
-      ValueError: they are more than there are.
+      ValueError: there is not enough memory.
 
     Example:
         >>> from jaxspec.core import memory
         >>> memory.check(2**10, "a cache of 4 tokens", "lower capacity")
     """
     if (most := available()) is not None and needed > most:
-        raise ValueError(f"{what} needs at least {needed:,} bytes, there are {most:,}; {advice}")
+        raise ValueError(f"{what} needs at least {needed:,} bytes, available are {most:,}; {advice}")
 
 
 def size_of(tree: object) -> int:
-    """Returns the bytes of a pytree of arrays, or of their shapes; of those of less than a byte, two int4 are one.
+    """Returns the bytes of a pytree of arrays or shapes; two int4 values share a byte.
 
     Example:
         >>> from jaxspec.core import memory
@@ -55,6 +55,6 @@ def size_of(tree: object) -> int:
 
 
 def _size_of(x: Any) -> int:
-    # NumPy has no item of less than a byte.
+    # `itemsize` is at least one byte.
     bits = jnp.iinfo(x.dtype).bits if jnp.issubdtype(x.dtype, jnp.integer) else 8 * x.dtype.itemsize
     return math.ceil(x.size * bits / 8)

@@ -1,17 +1,17 @@
 """Feeds committed text to a model in chunks of one shape, as many as the longest row needs."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.core.bit_exact import rows_of
-from jaxspec.core.model import Cache, Model, chunk_of
+from jaxspec.core.model import Cache, Model
 from jaxspec.core.pytree import register_dataclass
 
-# A drafter misses few tokens, and many processors take a few in the time of one.
+# A drafter lacks few tokens, and many processors compute a few in the time of one.
 CATCH_UP_CHUNK = 16
 
 
@@ -22,7 +22,7 @@ class Prefilled:
 
     Attributes:
       cache: holds the first `length - 1` tokens of each row.
-      hidden: the captured states of those tokens, in the order of `capture`; undefined beyond them.
+      hidden: the captured states of those tokens, `[b, t, d]` each, in the order of `capture`; undefined beyond them.
 
     Example:
         >>> prefilled = jaxspec.core.Prefilled(target.init_cache(batch=2, capacity=8), hidden=())
@@ -40,18 +40,21 @@ def prefill(
     length: Int[Array, "b"],
     cache: Cache,
     capture: tuple[int, ...] = (),
+    held: Int[Array, "b"] | None = None,
 ) -> Prefilled:
     """Feeds each row's first `length - 1` tokens: the last committed token stays unfed.
 
-    The trip count follows the longest row; a shorter row's surplus is fed too and then
-    forgotten by truncation.
+    The trip count depends on the longest row. A shorter row is fed surplus tokens, which are cut afterwards: at the
+    end, or after each chunk if the cache does not rewind.
 
     Args:
       model: the model to feed.
-      tokens: committed text; row `b` is `tokens[b, :length[b]]`.
-      length: committed tokens of each row, at least 1.
-      cache: an empty cache of the model, with room for `room_for(model, s)` tokens.
-      capture: the hidden states to return, as of `Model.__call__`.
+      tokens: the committed text, int32; row `b` is `tokens[b, :length[b]]`.
+      length: the number of committed tokens of each row, at least 1.
+      cache: the model's cache, with room for `room_for(model, s)` tokens.
+      capture: the hidden states to return, as in `Model.__call__`.
+      held: the number of each row's tokens that the cache already holds, for models whose caches rewind; `None` is 0.
+        Requires an empty `capture`.
     """
     width = tokens.shape[1]
     tokens, chunk = in_chunks(model, tokens)
@@ -60,47 +63,78 @@ def prefill(
 
     def feed(index, carry):
         cache, hidden = carry
-        # The last chunk is moved back to end at the buffer's end: it then feeds some tokens
-        # twice, which writes the same keys again.
+        # The last chunk moves back to end at the buffer's end: it feeds some tokens twice, which rewrites equal keys.
+        # Whole chunks never overlap.
         start = jnp.minimum(index * chunk, slots - chunk)
-        cache = cache.truncate(jnp.full_like(fed, start))
-        piece = jax.lax.dynamic_slice_in_dim(tokens, start, chunk, axis=1)
+        if held is None:
+            cache = before_chunk(model, cache, jnp.full_like(fed, start))
+            piece = jax.lax.dynamic_slice_in_dim(tokens, start, chunk, axis=1)
+        else:
+            at = jnp.minimum(held + index * chunk, slots - chunk)
+            cache = cache.truncate(at)
+            piece = jnp.take_along_axis(tokens, at[:, None] + jnp.arange(chunk, dtype=jnp.int32)[None], axis=1)
         output = model(piece, cache, capture=capture)
         hidden = tuple(
             jax.lax.dynamic_update_slice_in_dim(buffer, new, start, axis=1)
             for buffer, new in zip(hidden, output.hidden, strict=True)
         )
-        return cache.append(output.entries), hidden
+        return after_chunk(model, cache.append(output.entries), lambda: start + chunk, fed), hidden
 
-    chunks = (jnp.max(fed) + chunk - 1) // chunk
-    hidden = _hidden_buffers(model, tokens, cache, capture)
+    chunks = (jnp.max(fed if held is None else fed - held, initial=0) + chunk - 1) // chunk
+    # Without states to capture, this saves a trace of the model.
+    shapes = jax.eval_shape(lambda: model(tokens[:, :1], cache, capture=capture).hidden) if capture else ()
+    hidden = tuple(jnp.zeros((*tokens.shape, x.shape[-1]), x.dtype) for x in shapes)
     with jax.named_scope("prefill"):
         cache, hidden = jax.lax.fori_loop(jnp.zeros((), chunks.dtype), chunks, feed, (cache, hidden))
     return Prefilled(cache.truncate(fed), tuple(x[:, :width] for x in hidden))
 
 
 def room_for(model: Model, width: int) -> int:
-    """Returns how many tokens a cache must hold while such a prompt is fed: whole pieces, if they are fixed."""
-    return width if rows_of(model) is None else width + -width % chunk_of(model)
+    """Returns the cache capacity that feeding a prompt of this width needs, in whole chunks if necessary."""
+    chunk, whole = _chunk(model, width)
+    return width + -width % chunk if whole else width
 
 
 def in_chunks(model: Model, tokens: Int[Array, "b s"]) -> tuple[Int[Array, "b s_padded"], int]:
-    """Returns tokens and how many of them a pass takes: of one number, where passes must agree to the bit."""
-    chunk = chunk_of(model)
-    if rows_of(model) is None:
-        return tokens, min(chunk, tokens.shape[1])
-    return jnp.pad(tokens, ((0, 0), (0, -tokens.shape[1] % chunk))), chunk
+    """Returns tokens and the chunk size; the tokens are padded to whole chunks if the model needs them."""
+    width = tokens.shape[1]
+    chunk, whole = _chunk(model, width)
+    return jnp.pad(tokens, ((0, 0), (0, -width % chunk))) if whole else tokens, chunk
+
+
+def _chunk(model: Model, width: int) -> tuple[int, bool]:
+    """Returns the chunk size, and whether all chunks must be whole and adjacent.
+
+    They must if passes agree to the bit, or if the cache does not rewind, so that no token may be fed twice.
+    """
+    traits = model.traits
+    if traits.pass_tokens is not None:
+        return traits.prompt_chunk, True
+    return min(traits.prompt_chunk, width), not traits.rewinds
+
+
+def before_chunk(model: Model, cache: Cache, start: Int[Array, "b"]) -> Cache:
+    """Cuts a cache that rewinds to the tokens before `start`, one number for all rows."""
+    return cache.truncate(start) if model.traits.rewinds else cache
+
+
+def after_chunk(model: Model, cache: Cache, end: Callable[[], Int[Array, ""]], goal: Int[Array, "b"]) -> Cache:
+    """Returns the cache after the tokens before `end()` were fed; if it does not rewind, surplus tokens are cut now.
+
+    A row that already held its `goal` tokens is cut to them again.
+    """
+    return cache if model.traits.rewinds else cache.truncate(jnp.minimum(end(), goal))
 
 
 def catch_up(model: Model, tokens: Int[Array, "b s"], cache: Cache, goal: Int[Array, "b"]) -> Cache:
-    """Feeds what a cache lacks of the first `goal` tokens of each row, and returns it.
+    """Feeds the missing ones of each row's first `goal` tokens, and returns the cache.
 
-    Runs no pass where every row holds them. Each row has its own window:
+    Runs no pass if every row holds them. Each row has its own window:
 
         row 0   holds 5, goal 7     feeds tokens 5 6 7 8    then holds 7
         row 1   holds 9, goal 7     feeds tokens 9 ...      still holds 9
 
-    The surplus of a row beyond its goal lies in stale slots.
+    A row's surplus beyond its goal is in stale slots.
     """
     slots = tokens.shape[1]
     chunk = min(CATCH_UP_CHUNK, slots)
@@ -117,10 +151,3 @@ def catch_up(model: Model, tokens: Int[Array, "b s"], cache: Cache, goal: Int[Ar
     missing = jnp.max(goal - cache.length, initial=0)
     with jax.named_scope("catch_up"):
         return jax.lax.fori_loop(jnp.int32(0), (missing + chunk - 1) // chunk, feed, cache)
-
-
-def _hidden_buffers(
-    model: Model, tokens: Int[Array, "b s"], cache: Cache, capture: tuple[int, ...]
-) -> tuple[Float[Array, "b s d"], ...]:
-    shapes = jax.eval_shape(lambda: model(tokens[:, :1], cache, capture=capture).hidden)
-    return tuple(jnp.zeros((*tokens.shape, x.shape[-1]), x.dtype) for x in shapes)

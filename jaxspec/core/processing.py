@@ -1,12 +1,12 @@
-"""Defines logits processors: what a policy does to logits, given the text, before it warps them.
+"""Defines logits processors, which a policy applies to logits, given the text, before it warps them.
 
-A round scores several positions at once, each after drafts of its own:
+A round scores several positions at once, each after its own drafts:
 
     text ... e     position   0   1    2    3          e ─ x ─ z        fed: e x y z
                    path       -   x    y    x z          └ y
 
-A processor sees for each position the committed text, as a state that it carries from round to round, and the drafts
-above that position: no more of them, and no less. So plain decoding, drafts and verification process alike.
+For each position, a processor sees the committed text, as a state that it carries from round to round, and exactly the
+drafts above that position. So plain decoding, drafting and verification process alike.
 """
 
 import abc
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core import parts
+from jaxspec.core import parts, validate
 from jaxspec.core.pytree import register_dataclass
 
 _Policy = TypeVar("_Policy")
@@ -27,13 +27,13 @@ _Policy = TypeVar("_Policy")
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """Holds what a processor is told before the first token.
+    """Holds the inputs of `Processor.init`.
 
     Attributes:
-      tokens: row `b` is `tokens[b, :length[b]]`.
+      tokens: the prompt, int32; row `b` is `tokens[b, :length[b]]`.
       length: the prompt's length.
       stop_tokens: ids that end a row; -1 pads.
-      vocab_size: the number of tokens that logits are over.
+      vocab_size: the size of the logits' last axis.
 
     Example:
         >>> prompt = jaxspec.core.Prompt(prompt, jnp.asarray([5, 5]), jnp.asarray([[2], [2]]), vocab_size=310)
@@ -48,14 +48,14 @@ class Prompt:
 
 
 class Processor(abc.ABC):
-    """Changes logits, given the text. A frozen pytree; what changes from round to round lives in its own state.
+    """Changes logits, given the text. A frozen pytree; values that change from round to round live in its state.
 
-    Most of one's own are a `jaxspec.processors.StatefulProcessor`, written for one row and one token, or a
-    `FromCounts`. This is what those are made of, for all rows and positions at once.
+    Most custom processors are a `jaxspec.processors.StatefulProcessor`, written for one row and one token, or a
+    `FromCounts`. This is their base class, for all rows and positions at once.
 
     Attributes:
-      by_row: whether, once `spread`, every array of it has the batch as its first axis. Arrays of others are the same
-        for all rows, such as the table of an automaton.
+      by_row: whether, after `spread`, the first axis of every array is the batch. If not, all rows share the arrays,
+        such as the table of an automaton.
 
     Example:
         >>> import dataclasses
@@ -82,9 +82,9 @@ class Processor(abc.ABC):
     by_row: ClassVar[bool] = False
 
     def check(self, batch: int, vocab_size: int) -> None:  # noqa: B027 (nothing to check is a common case)
-        """Raises `TypeError` or `ValueError` if it does not fit `batch` rows or the vocabulary.
+        """Raises `TypeError` or `ValueError` if the processor does not fit `batch` rows or the vocabulary.
 
-        Values that are traced it leaves to `in_range`.
+        Traced values are left to `in_range`.
         """
 
     def in_range(self, vocab_size: int) -> Bool[Array, "*b"]:
@@ -93,12 +93,12 @@ class Processor(abc.ABC):
         return jnp.ones((), jnp.bool_)
 
     def spread(self, batch: int) -> Self:
-        """Returns the same processor; one that is `by_row` with one value a row in every array."""
+        """Broadcasts every array to one value per row, if the processor is `by_row`."""
         del batch
         return self
 
     def init(self, prompt: Prompt) -> Any:
-        """Returns the state before the first token: a pytree of arrays, the rows as their first axis."""
+        """Returns the state before the first token: a pytree of arrays whose first axis is the batch."""
         del prompt
         return ()
 
@@ -108,8 +108,8 @@ class Processor(abc.ABC):
 
         Args:
           logits: float32, or float64.
-          state: that of each row's committed text.
-          path: the drafts between it and each position, the oldest first; -1 pads on the right.
+          state: the state after each row's committed text.
+          path: the drafts between the text and each position, the oldest first, int32; -1 pads on the right.
         """
 
     def commit(self, state: Any, tokens: Int[Array, "b m"], count: Int[Array, "b"]) -> Any:
@@ -118,17 +118,17 @@ class Processor(abc.ABC):
         return state
 
     def next_forced(self, state: Any, path: Int[Array, "b n d"]) -> Int[Array, "b n"]:
-        """Returns the token that must come at each position, as far as it is known; -1 where it is not.
+        """Returns the only possible token at each position, int32; -1 if not known.
 
-        Drafters that copy draft it. It is verified like any other.
+        Drafters that copy draft it. It is verified like any other draft.
         """
         del state
         return jnp.full(path.shape[:2], -1, jnp.int32)
 
     def allows(self, state: Any, path: Int[Array, "b n d"], tokens: Int[Array, "b n"]) -> Bool[Array, "b n"]:
-        """Returns whether a token may come at each position, as far as it is known.
+        """Returns whether the token at each position is allowed, as far as known.
 
-        Drafters that copy leave the others out; a draft that was drawn is submitted nevertheless.
+        Drafters that copy leave forbidden tokens out; a sampled draft is submitted nevertheless.
         """
         del state, path
         return jnp.ones(tokens.shape, jnp.bool_)
@@ -136,15 +136,15 @@ class Processor(abc.ABC):
     def lead(
         self, state: Any, tokens: Int[Array, "b k"], count: Int[Array, "b"]
     ) -> tuple[Int[Array, "b k"], Int[Array, "b"], Bool[Array, "b k"]] | None:
-        """Returns a guess as far as it may come, with the tokens that must come: what the two above say, at once.
+        """Cuts a guess at the first forbidden token and adds forced ones: `next_forced` and `allows` in one call.
 
         Args:
-          state: that of each row's committed text.
-          tokens: the guess; row `b` is `tokens[b, :count[b]]`.
-          count: how many tokens are guessed.
+          state: the state after each row's committed text.
+          tokens: the guess, int32; row `b` is `tokens[b, :count[b]]`.
+          count: the number of guessed tokens.
 
         Returns:
-          The tokens, how many they are, and which must come; `None` to be asked position by position.
+          The tokens, their number, and which are forced; `None` falls back to `next_forced` and `allows`.
         """
         del state, tokens, count
         return None
@@ -159,7 +159,7 @@ class Processing(Protocol):
 
 
 def processors_of(policy: object) -> tuple[Processor, ...]:
-    """Returns the processors of a policy, in their order; a policy of one's own may have none.
+    """Returns the processors of a policy in their order; a custom policy may have none.
 
     Example:
         >>> jaxspec.core.processing.processors_of(jaxspec.Greedy())
@@ -169,22 +169,25 @@ def processors_of(policy: object) -> tuple[Processor, ...]:
 
 
 def with_processors(policy: _Policy, processors: tuple[Processor | None, ...]) -> _Policy:
-    """Returns the policy with these; the same if they are the ones that it has."""
+    """Replaces the processors of a policy; returns the policy itself if nothing changes."""
     if processors == () and not processors_of(policy):
         return policy
     return dataclasses.replace(cast(Any, policy), processors=processors)
 
 
 def as_tuple(processors: object) -> tuple[Processor, ...]:
-    """Returns a tuple of processors, given a sequence of them.
+    """Converts a sequence of processors to a tuple.
 
     Raises:
-      TypeError: if it is something else.
+      TypeError: it is not a sequence of processors.
     """
     if isinstance(processors, Processor):
         raise TypeError(f"processors must be a sequence, got one {type(processors).__name__}; pass (it,)")
     if not isinstance(processors, tuple | list):
-        raise TypeError(f"processors must be a tuple of processors, got {processors!r}; pass (LogitBias.of(...),), say")
+        raise TypeError(
+            f"processors must be a tuple of processors, "
+            f"got {validate.shown(processors)}; pass (LogitBias.of(...),), say"
+        )
     for one in processors:
         if not isinstance(one, Processor):
             got = f"the class {one.__name__} itself" if isinstance(one, type) else repr(one)
@@ -200,12 +203,12 @@ def init(policy: object, prompt: Prompt) -> tuple[Any, ...]:
 def process(
     policy: object, states: tuple[Any, ...], logits: Float[Array, "b n v"], path: Int[Array, "b n d"]
 ) -> Float[Array, "b n v"]:
-    """Returns the logits that a policy warps: those of the model, if it has no processors.
+    """Applies a policy's processors to logits, one after the other.
 
     Args:
-      policy: whose processors are applied, one after the other.
-      states: those after the committed text.
-      logits: the model's.
+      policy: the sampling policy.
+      states: the processors' states after the committed text.
+      logits: the model's logits.
       path: as in `Processor.__call__`.
 
     Example:
@@ -220,8 +223,9 @@ def process(
     if not processors:
         return logits
     logits = logits.astype(jnp.float64 if logits.dtype == jnp.float64 else jnp.float32)
-    pairs = zip(processors, states, strict=True)
-    return functools.reduce(lambda logits, pair: pair[0](logits, pair[1], path), pairs, logits)
+    for one, state in zip(processors, states, strict=True):
+        logits = validate.logits(type(one).__name__, one(logits, state, path), logits.shape)
+    return logits
 
 
 def commit(
@@ -232,7 +236,7 @@ def commit(
 
 
 def next_forced(policy: object, states: tuple[Any, ...], path: Int[Array, "b n d"]) -> Int[Array, "b n"]:
-    """Returns the token that must come at each position by any of a policy's processors; -1 where it is not known."""
+    """Returns the token that any of a policy's processors forces at each position; -1 if none does."""
     token = jnp.full(path.shape[:2], -1, jnp.int32)
     for one, state in zip(processors_of(policy), states, strict=True):
         token = jnp.where(token < 0, one.next_forced(state, path), token)
@@ -242,13 +246,13 @@ def next_forced(policy: object, states: tuple[Any, ...], path: Int[Array, "b n d
 def allows(
     policy: object, states: tuple[Any, ...], path: Int[Array, "b n d"], tokens: Int[Array, "b n"]
 ) -> Bool[Array, "b n"]:
-    """Returns whether a token may come at each position by all of a policy's processors, as far as they know."""
+    """Returns whether all of a policy's processors allow the token at each position, as far as they know."""
     pairs = zip(processors_of(policy), states, strict=True)
     return functools.reduce(lambda good, pair: good & pair[0].allows(pair[1], path, tokens), pairs, tokens >= 0)
 
 
 def leave_one(logits: Float[Array, "b n v"], token: Int[Array, "b n"]) -> Float[Array, "b n v"]:
-    """Returns logits that leave one token alone at each position; all where it is -1, or excluded itself.
+    """Excludes all tokens but one at each position; none where it is -1, or itself excluded.
 
     Example:
         >>> logits = jnp.asarray([[[0.0, 1.0], [0.0, -jnp.inf], [0.0, 1.0]]])
@@ -262,15 +266,15 @@ def leave_one(logits: Float[Array, "b n v"], token: Int[Array, "b n"]) -> Float[
 
 
 def no_path(logits: Float[Array, "b n v"]) -> Int[Array, "b n 0"]:
-    """Returns the path of positions that follow the committed text."""
+    """Returns the empty path of positions right after the committed text."""
     return jnp.zeros((*logits.shape[:2], 0), jnp.int32)
 
 
 def paths(tokens: Int[Array, "b n"], parents: Int[Array, "b n"] | None, depth: int) -> Int[Array, "b n_plus_1 d"]:
-    """Returns the drafts above each position that a round scores: first that after the text, then those after drafts.
+    """Returns the drafts above each position that a round scores: the position after the text, then those after drafts.
 
     Args:
-      tokens: the drafts.
+      tokens: the drafts, int32.
       parents: as in `Proposal`; `None` is a chain.
       depth: the most nodes along one path of a tree.
 
@@ -282,7 +286,7 @@ def paths(tokens: Int[Array, "b n"], parents: Int[Array, "b n"] | None, depth: i
     if parents is None:
         above = jnp.tril(jnp.ones((n + 1, n), jnp.bool_), -1)
         return jnp.where(above[None], tokens[:, None], -1).astype(jnp.int32)
-    # From each node up to the text, then turned around.
+    # From each node up to the text, then reversed.
     at = lambda values, nodes: jnp.take_along_axis(values, jnp.maximum(nodes, 0), axis=1)  # noqa: E731
     node = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32)[None], (batch, n))
     climbed = []

@@ -1,8 +1,8 @@
-"""Registers dataclasses as pytrees, each class with a structure of its own.
+"""Registers dataclasses as pytrees, with a distinct structure for each class.
 
 `jax.tree_util.register_dataclass` (JAX 0.10 to 0.12) gives two classes with equal static fields structures that
-compare equal, though their hashes differ. The tables behind `jax.jit` compare seven bits of a hash before they
-compare structures, so that now and then `generate` with one verifier would run the program of another.
+compare equal, though their hashes differ. The tables of `jax.jit` compare seven bits of a hash before they compare
+structures, so `generate` with one verifier would occasionally run the program of another.
 """
 
 import dataclasses
@@ -11,27 +11,31 @@ from typing import TypeVar
 import jax
 from jax.tree_util import GetAttrKey
 
+from jaxspec.core.validate import shown
+
 _T = TypeVar("_T")
 
 
 def register_dataclass(cls: type[_T]) -> type[_T]:
-    """Makes a dataclass a pytree: fields with `metadata={"static": True}` are its structure, the others its leaves.
+    """Makes a dataclass a pytree: fields with `metadata={"static": True}` are its structure, all others its leaves.
 
-    A field with `metadata={"static": int}`, or another type or tuple of types, is structure where it holds an instance
-    of that type, and leaves otherwise: a drafter's `k` is a number, or a `DraftLength` with arrays in it.
+    A field with `metadata={"static": int}`, or another type or tuple of types, is structure if it holds an instance of
+    that type, and leaves otherwise: a drafter's `k` is a number, or a `DraftLength` with arrays.
 
-    Use it for drafters, verifiers and policies of your own instead of `jax.tree_util.register_dataclass`, with which
-    one without arrays may be taken for another (see above).
+    One with `metadata={"last": True}` comes after the other leaves when the node is flattened.
+
+    Use it for custom drafters, verifiers and policies instead of `jax.tree_util.register_dataclass`, which may confuse
+    two classes without arrays (see above).
 
     Args:
       cls: a dataclass; fields with `init=False` are left out.
 
     Returns:
-      The same class.
+      The class itself.
 
     Raises:
-      TypeError: if `cls` is no dataclass.
-      ValueError: if it is registered already.
+      TypeError: `cls` is not a dataclass.
+      ValueError: `cls` is already registered.
 
     Example:
         >>> import dataclasses
@@ -45,11 +49,12 @@ def register_dataclass(cls: type[_T]) -> type[_T]:
         (2, 4)
     """
     if not dataclasses.is_dataclass(cls):
-        raise TypeError(f"expected a dataclass, got {cls!r}; put @register_dataclass above @dataclasses.dataclass")
+        raise TypeError(f"expected a dataclass, got {shown(cls)}; put @register_dataclass above @dataclasses.dataclass")
     fields = {field.name: field.metadata.get("static", False) for field in dataclasses.fields(cls) if field.init}
     static = tuple(name for name, types in fields.items() if types is True)
     either = {name: types for name, types in fields.items() if not isinstance(types, bool)}
-    leaves = tuple(name for name, types in fields.items() if types is False)
+    last = {field.name for field in dataclasses.fields(cls) if field.metadata.get("last", False)}
+    leaves = tuple(sorted((name for name, types in fields.items() if types is False), key=last.__contains__))
     keys = tuple(map(GetAttrKey, (*leaves, *either)))
 
     def flatten(node):

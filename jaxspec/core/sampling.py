@@ -1,30 +1,32 @@
-"""Defines sampling policies: the distribution that tokens are drawn from, computed from logits.
+"""Defines sampling policies, which compute the distribution of tokens from logits.
 
-All of it applies in one order, for plain decoding, drafting and verification alike:
+Plain decoding, drafting and verification all apply them in one order:
 processors, temperature, top-k, top-p, min-p, then renormalize.
 """
 
 import dataclasses
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.core import split_sampling, warpers
-from jaxspec.core.argmax import argmax
-from jaxspec.core.parts import parts_of
-from jaxspec.core.processing import Processor, as_tuple
+from jaxspec.core import native_sampling, split_sampling, warpers
+from jaxspec.core.parts import argmax, parts_of
+from jaxspec.core.processing import Processor, as_tuple, processors_of, with_processors
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.random import Rng, drafts_noise
 from jaxspec.core.sums import row_sum
+from jaxspec.core.typed import typed
+from jaxspec.core.validate import to_int32
 
 
 @runtime_checkable
 class Policy(Protocol):
     """Computes a distribution over next tokens from logits. A pytree; plain decoding, drafts and verifiers share it.
 
-    A policy of your own is a frozen dataclass under `jaxspec.core.register_dataclass`. If it has a field `processors`,
-    a tuple of them, they are applied to the logits that `log_probs` is given.
+    A custom policy is a frozen dataclass under `jaxspec.core.register_dataclass`. If it has a field `processors`, a
+    tuple, these are applied to logits before `log_probs`.
 
     Example:
         >>> isinstance(jaxspec.Sampling(temperature=0.7), jaxspec.Policy)
@@ -33,14 +35,13 @@ class Policy(Protocol):
 
     @property
     def greedy(self) -> bool:
-        """Whether the distribution is one-hot on the argmax of the logits: then neither key nor softmax is needed."""
+        """Whether the distribution is one-hot on the argmax of the logits, and needs neither key nor softmax."""
         ...
 
     def log_probs(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
-        """Returns the normalized log-probabilities, float32, of the distribution that tokens are drawn from.
+        """Returns the normalized log-probabilities of the distribution that tokens are drawn from, float32.
 
-        Tokens that are never drawn have -inf. Every position stands alone, and row `b` uses the policy's own row `b`
-        where its parameters differ by row.
+        Excluded tokens have -inf. Positions are independent, and row `b` uses row `b` of parameters that differ by row.
         """
         ...
 
@@ -48,10 +49,10 @@ class Policy(Protocol):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-    """Takes the argmax, the first of equals. Needs no key and no softmax.
+    """Takes the argmax, the lowest id in a tie. Needs no key and no softmax.
 
     Attributes:
-      processors: what is done to the logits before, in this order; see `jaxspec.processors`.
+      processors: the logits processors, applied in this order; see `jaxspec.processors`.
 
     Example:
         >>> generation = jaxspec.generate(target, None, prompt, max_new_tokens=4, sampling=jaxspec.Greedy())
@@ -73,17 +74,19 @@ class Greedy:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Samples by temperature, top-k, top-p and min-p: each one value or one a row, each traced.
+    """Samples with temperature, top-k, top-p and min-p: each one value or one per row, traced.
+
+    Default temperature: 0.7 with top-p 0.9 in `SpeculativeDecoder` and the command `jaxspec generate`; 1.0 in
+    `Sampling()`; 0, which is greedy, in `jaxspec.generate`.
 
     Attributes:
       temperature: divides the logits; `0` is the greedy one-hot distribution, without a division.
-      top_k: keep the `top_k` most likely tokens and all that equal the last of them; of 1 the lowest
-        id alone, as greedy decoding does. `None`, `0` or a number above the vocabulary keeps all.
-      top_p: keep the smallest set of most likely tokens with at least this mass, and all that
-        equal its last; `None` or `1` keeps all.
-      min_p: keep tokens with at least this share of the most likely one's probability; `None`
-        or `0` keeps all.
-      processors: what is done to the logits before all of these, in this order; see `jaxspec.processors`.
+      top_k: keep the `top_k` most likely tokens and all that tie with the last of them; 1 keeps only the lowest id, as
+        in greedy decoding. `None`, `0` or a number above the vocabulary size keeps all.
+      top_p: keep the smallest set of most likely tokens with at least this mass, and all that tie with the last of
+        them; `None` or `1` keeps all.
+      min_p: keep tokens with at least this fraction of the highest probability; `None` or `0` keeps all.
+      processors: the logits processors, applied before all of these, in this order; see `jaxspec.processors`.
 
     A warper that is `None` costs nothing.
 
@@ -105,12 +108,26 @@ class Sampling:
     def __post_init__(self) -> None:
         _keep_tuple(self)
 
+    def spread(self, batch: int) -> Self:
+        """Broadcasts each parameter to one value per row, so that new values or mixes do not recompile."""
+        number = lambda x: None if x is None else jnp.broadcast_to(jnp.asarray(x, jnp.float32), (batch,))  # noqa: E731
+        return dataclasses.replace(
+            self,
+            temperature=number(self.temperature),
+            top_k=None if self.top_k is None else jnp.broadcast_to(to_int32(self.top_k), (batch,)),
+            top_p=number(self.top_p),
+            min_p=number(self.min_p),
+        )
+
     def log_probs(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
         """Returns the log-probabilities of the warped distribution: float32, or float64 if the logits are."""
         logits = logits.astype(jnp.float64 if logits.dtype == jnp.float64 else jnp.float32)
         if parts_of(logits) > 1:
             return split_sampling.log_probs(self, logits)
-        # The maximum goes first: a logit divided by a tiny temperature would overflow.
+        return native_sampling.log_probs(self, logits, self._by_xla)
+
+    def _by_xla(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
+        # Subtracts the maximum first: a logit divided by a tiny temperature would overflow.
         scaled = logits - jnp.max(logits, axis=-1, keepdims=True)
         scaled = scaled / warpers.divisor(self, logits.dtype)
         scaled = warpers.keep(scaled, warpers.threshold(self, scaled))
@@ -120,35 +137,53 @@ class Sampling:
 
 
 def _keep_tuple(policy: Greedy | Sampling) -> None:
-    """Makes a tuple of processors that were passed as a list, so that equal policies have one structure."""
+    """Converts processors passed as a list to a tuple, so that equal policies have one structure."""
     if isinstance(policy.processors, list | Processor):
         object.__setattr__(policy, "processors", as_tuple(policy.processors))
 
 
+def spread(policy: Policy, batch: int) -> Policy:
+    """Broadcasts the values of a policy and of its processors to one per row, if they may differ by row."""
+    processors = tuple(one.spread(batch) if one.by_row else one for one in processors_of(policy))
+    return with_processors(policy.spread(batch) if isinstance(policy, Sampling) else policy, processors)
+
+
 def draw(
-    policy: Policy, logits: Float[Array, "b t v"], noise: Float[Array, "b t v"]
-) -> tuple[Int[Array, "b t"], Float[Array, "b t v"]]:
-    """Draws a token at each position.
+    policy: Policy,
+    logits: Float[Array, "b t n"],
+    rng: Rng,
+    offsets: Int[Array, "t"],
+    vocab_size: int,
+    ids: Int[Array, "n"] | None = None,
+) -> tuple[Int[Array, "b t"], Float[Array, "b t n"]]:
+    """Draws a draft at each of several offsets.
 
     Args:
-      policy: what they are drawn by; not greedy.
-      logits: what they are drawn from.
-      noise: Gumbel noise.
+      policy: the sampling policy; not greedy.
+      logits: the logits, `[b, t, n]`.
+      rng: the round's source of randomness; see `RoundKeys.draft_noise`, also for the following arguments.
+      offsets: the offset of each draft.
+      vocab_size: the number of tokens.
+      ids: the tokens that may be drawn, int32; `None` is all.
 
     Returns:
-      The tokens, int32, and `policy.log_probs(logits)`.
+      The tokens as indices into the logits, int32, and `policy.log_probs(logits)`.
 
     Example:
-        >>> noise = jnp.asarray([[[0.0, 5.0]]])
-        >>> jaxspec.core.sampling.draw(jaxspec.Sampling(), jnp.zeros((1, 1, 2)), noise)[0].tolist()
+        >>> rng = jaxspec.core.RoundKeys(jaxspec.core.row_keys(key, batch=1), jnp.asarray([5], jnp.int32))
+        >>> policy, logits = jaxspec.Sampling(), jnp.asarray([[[0.0, 99.0]]])
+        >>> jaxspec.core.sampling.draw(policy, logits, rng, jnp.asarray([0], jnp.int32), vocab_size=2)[0].tolist()
         [[1]]
     """
     if type(policy) is Sampling and parts_of(logits) > 1:
-        return split_sampling.draw(policy, logits, noise)
+        return split_sampling.draw(policy, logits, drafts_noise(rng, offsets, vocab_size, ids))
     log_probs = policy.log_probs(logits)
-    return argmax(log_probs + noise), log_probs
+    if not isinstance(rng, Rng):  # a custom verifier's draws may have noise alone
+        return argmax(log_probs + drafts_noise(rng, offsets, vocab_size, ids)), log_probs
+    return rng.draft_tokens(log_probs, offsets, vocab_size, ids), log_probs
 
 
+@typed("tokens", vocab_size=(1, 2**31 - 1))
 def one_hot_log(tokens: Int[Array, "*b"], vocab_size: int) -> Float[Array, "*b {vocab_size}"]:
     """Returns the log-probabilities of the one-hot distributions on `tokens`: 0 there, -inf elsewhere.
 

@@ -1,7 +1,7 @@
-"""Samples from a vocabulary that is split over devices: what each finds in its part is sent once.
+"""Samples from a vocabulary that is split over devices, whose partial results are exchanged once.
 
-A device takes its logits relative to the maximum of its own part, so that the sum of exponentials and the draw need not
-wait for the maximum of all. Only warpers do, which compare with it.
+A device subtracts the maximum of its own part from its logits, so that the sum of exponentials and the draw need not
+wait for the global maximum. Only warpers wait, which compare with it.
 """
 
 import dataclasses
@@ -12,59 +12,59 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from jaxspec.core import warpers
-from jaxspec.core.argmax import leaders, leaders_of
-from jaxspec.core.parts import cut, exchange, find, highest
-from jaxspec.core.sums import exponentials, finite, joined
+from jaxspec.core.parts import argmax_of_parts, cut, exchange, find, highest, shard_argmax
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.sums import exponentials, finite, merge_lse
 from jaxspec.core.warpers import Warpers
 
 
 @dataclasses.dataclass(frozen=True)
-class Settled:
-    """Holds what all devices know of distributions: with it each computes the log-probability of any token.
+class GlobalStats:
+    """Holds global statistics of distributions, from which each device computes the log-probability of any token.
 
     Attributes:
-      policy: how they are warped.
-      most: the highest logit.
-      log_total: the logarithm of the sum of exponentials that stay, relative to it.
-      certain: the token with the highest logit, the first of equals.
-      threshold: the lowest scaled logit that stays; `None` where all do.
+      policy: the warpers.
+      max_logit: the highest logit.
+      log_total: the logarithm of the sum of the kept exponentials, relative to it.
+      argmax: the token with the highest logit, the first in a tie, int32.
+      threshold: the lowest scaled logit that is kept; `None` if all are.
     """
 
     policy: Warpers
-    most: Float[Array, "b t"]
+    max_logit: Float[Array, "b t"]
     log_total: Float[Array, "b t"]
-    certain: Int[Array, "b t"]
+    argmax: Int[Array, "b t"]
     threshold: Float[Array, "_ _ 1"] | None
 
     def before_last(self) -> Self:
-        """Returns what is known of all positions but the last."""
+        """Drops the last position."""
         cut = lambda x: x if x is None or x.shape[1] == 1 else x[:, :-1]  # noqa: E731
-        parts = (self.most[:, :-1], self.log_total[:, :-1], self.certain[:, :-1], cut(self.threshold))
+        parts = (self.max_logit[:, :-1], self.log_total[:, :-1], self.argmax[:, :-1], cut(self.threshold))
         return type(self)(self.policy, *parts)
 
     def log_probs(self, logits: Float[Array, "b t n"], tokens: Int[Array, "#b #t n"]) -> Float[Array, "b t n"]:
-        """Returns the log-probabilities of tokens with these logits."""
-        scaled = (logits - self.most[..., None]) / warpers.divisor(self.policy, logits.dtype)
+        """Returns the log-probabilities of tokens, given their logits."""
+        scaled = (logits - self.max_logit[..., None]) / warpers.divisor(self.policy, logits.dtype)
         if self.threshold is not None:
             scaled = warpers.keep(scaled, self.threshold)
-        one_hot = jnp.where(tokens == self.certain[..., None], jnp.zeros((), scaled.dtype), -jnp.inf)
+        one_hot = jnp.where(tokens == self.argmax[..., None], jnp.zeros((), scaled.dtype), -jnp.inf)
         return jnp.where(warpers.drawn(self.policy, logits.dtype), scaled - self.log_total[..., None], one_hot)
 
-    def of_all(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
+    def all_log_probs(self, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
         """Returns the log-probabilities of all tokens."""
         return self.log_probs(logits, jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, None])
 
 
 @dataclasses.dataclass(frozen=True)
-class Local:
-    """Holds what each device finds in its part of the logits.
+class ShardStats:
+    """Holds each device's statistics of its part of the logits.
 
     Attributes:
-      policy: how they are warped.
-      logits: all of them.
-      scaled: part by part, over the temperature, relative to `reference`; -inf where they do not stay.
-      reference: the logit that they are relative to: the part's highest, or that of all.
-      threshold: as in `Settled`.
+      policy: the warpers.
+      logits: the logits of all parts.
+      scaled: the logits by part, relative to `reference` and divided by the temperature; -inf if excluded.
+      reference: the subtracted logit: the highest of each part, or of all parts.
+      threshold: as in `GlobalStats`.
     """
 
     policy: Warpers
@@ -75,7 +75,7 @@ class Local:
 
     @classmethod
     def of(cls, policy: Warpers, logits: Float[Array, "b t v"]) -> Self:
-        """Returns what is found before any exchange but those that warpers need."""
+        """Computes them without any exchange but those of warpers."""
         most, divisor = jnp.max(cut(logits), axis=-1), warpers.divisor(policy, logits.dtype)
         if not warpers.are_any(policy):
             reference = finite(most)
@@ -86,50 +86,50 @@ class Local:
         threshold = warpers.threshold(policy, scaled)
         return cls(policy, logits, cut(warpers.keep(scaled, threshold)), reference, threshold)
 
-    def found(self) -> tuple[Array, ...]:
-        """Returns what is to be exchanged for `settle`."""
-        return *leaders(self.logits), jnp.sum(jnp.exp(self.scaled), axis=-1)
+    def partials(self) -> tuple[Array, ...]:
+        """Returns the arrays to exchange for `reduce`."""
+        return *shard_argmax(self.logits), jnp.sum(jnp.exp(self.scaled), axis=-1)
 
-    def settle(self, most: Array, best: Array, total: Array) -> Settled:
-        """Returns what all devices know after the exchange of `found`."""
-        certain = highest(most, best)
+    def reduce(self, most: Array, best: Array, total: Array) -> GlobalStats:
+        """Combines the exchanged `partials`."""
+        argmax = highest(most, best)
         if self.threshold is None:
-            of_all, total = joined(most, total, warpers.divisor(self.policy, self.logits.dtype))
+            max_logit, total = merge_lse(most, total, warpers.divisor(self.policy, self.logits.dtype))
         else:
-            of_all, total = self.reference[..., 0], jnp.sum(total, axis=-1)
-        return Settled(self.policy, of_all, jnp.log(total), certain, self.threshold)
+            max_logit, total = self.reference[..., 0], jnp.sum(total, axis=-1)
+        return GlobalStats(self.policy, max_logit, jnp.log(total), argmax, self.threshold)
 
 
 def log_probs(policy: Warpers, logits: Float[Array, "b t v"]) -> Float[Array, "b t v"]:
     """Returns the normalized log-probabilities."""
-    local = Local.of(policy, logits)
-    return local.settle(*exchange(*local.found())).of_all(logits)
+    shards = ShardStats.of(policy, logits)
+    return shards.reduce(*exchange(*shards.partials())).all_log_probs(logits)
 
 
 def draw(
     policy: Warpers, logits: Float[Array, "b t v"], noise: Float[Array, "b t v"]
 ) -> tuple[Int[Array, "b t"], Float[Array, "b t v"]]:
-    """Returns the tokens that Gumbel noise draws, and the log-probabilities of all."""
-    local = Local.of(policy, logits)
-    scores, tokens = leaders_of(local.scaled + cut(noise))
-    scores, tokens, most, *rest = exchange(scores, tokens, *local.found())
-    settled = local.settle(most, *rest)
-    if local.threshold is None:
-        scores = scores + (finite(most) - settled.most[..., None]) / warpers.divisor(policy, logits.dtype)
-    drawn = jnp.where(warpers.drawn(policy, logits.dtype)[..., 0], highest(scores, tokens), settled.certain)
-    return drawn, settled.of_all(logits)
+    """Draws tokens with Gumbel noise; returns them and the log-probabilities of all tokens."""
+    shards = ShardStats.of(policy, logits)
+    scores, tokens = argmax_of_parts(shards.scaled + cut(noise))
+    scores, tokens, most, *rest = exchange(scores, tokens, *shards.partials())
+    stats = shards.reduce(most, *rest)
+    if shards.threshold is None:
+        scores = scores + (finite(most) - stats.max_logit[..., None]) / warpers.divisor(policy, logits.dtype)
+    drawn = jnp.where(warpers.drawn(policy, logits.dtype)[..., 0], highest(scores, tokens), stats.argmax)
+    return drawn, stats.all_log_probs(logits)
 
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Holds what verification needs of the target's distributions over a chain of drafts.
+    """Holds the log-probabilities that verification reads, over a chain of drafts.
 
     Attributes:
-      log_probs: of all tokens, warped.
-      normalizer: the logarithm of the logits' sum of exponentials.
-      logits: of each draft, before warping.
-      target: the log-probability of each draft, warped.
-      draft: what it was drawn with.
+      log_probs: the target's warped log-probabilities of all tokens.
+      normalizer: the log-sum-exp of the target's logits.
+      logits: the target's logit of each draft, before warping.
+      target: the target's warped log-probability of each draft.
+      draft: the log-probability that each draft was drawn with.
     """
 
     log_probs: Float[Array, "b n_plus_1 v"]
@@ -146,19 +146,40 @@ class Chain:
         tokens: Int[Array, "b n"],
         draft_log_probs: Float[Array, "b n v"] | None,
     ) -> Self:
-        """Computes it, with one exchange beside those that warpers need.
+        """Computes them with one exchange, besides those of warpers.
 
         Args:
-          policy: how logits are warped.
-          logits: row 0 after the committed text, row `i + 1` after draft `i`.
-          tokens: the drafts.
-          draft_log_probs: what they were drawn from, if they were.
+          policy: the warpers.
+          logits: the target's logits; position 0 is after the committed text, `i + 1` after draft `i`.
+          tokens: the drafts, int32.
+          draft_log_probs: the distributions that they were drawn from; `None` if deterministic.
         """
-        local = Local.of(policy, logits)
+        shards = ShardStats.of(policy, logits)
         looked_up = (logits[:, :-1],) if draft_log_probs is None else (logits[:, :-1], draft_log_probs)
         own = jnp.concatenate([find(one, tokens[..., None]) for one in looked_up], axis=1)
-        own, most, total, *rest = exchange(own, *exponentials(cut(logits)), *local.found())
-        settled, (most, total) = local.settle(*rest), joined(most, total)
+        own, most, total, *rest = exchange(own, *exponentials(cut(logits)), *shards.partials())
+        stats, (most, total) = shards.reduce(*rest), merge_lse(most, total)
         target, *draft = jnp.split(jnp.max(own, axis=-1), len(looked_up), axis=1)
-        warped = settled.before_last().log_probs(target[..., None], tokens[..., None])[..., 0]
-        return cls(settled.of_all(logits), most + jnp.log(total), target, warped, *draft or (None,))
+        warped = stats.before_last().log_probs(target[..., None], tokens[..., None])[..., 0]
+        return cls(stats.all_log_probs(logits), most + jnp.log(total), target, warped, *draft or (None,))
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AtDrafts:
+    """Holds a chain's log-probabilities at its drafts, which a round on a mesh looks up along with the normalizers.
+
+    Attributes:
+      target: the target's log-probability of each draft, given those before it.
+      draft: the log-probabilities that the drafts were drawn with; `None` if deterministic.
+      logits: the target's logits, to look up the next token when it is drawn.
+
+    Example:
+        >>> from jaxspec.core.split_sampling import AtDrafts
+        >>> AtDrafts(target=jnp.zeros((2, 3)), draft=None, logits=jnp.zeros((2, 4, 310))).target.shape
+        (2, 3)
+    """
+
+    target: Float[Array, "b n"]
+    draft: Float[Array, "b n"] | None
+    logits: Float[Array, "b n_plus_1 v"]

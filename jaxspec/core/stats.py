@@ -14,26 +14,26 @@ from jaxspec.core.pytree import register_dataclass
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """Counts what one generation drafted and accepted, a row each; the methods pool the rows.
+    """Counts the drafted and accepted tokens of a generation, per row; the properties pool the rows.
 
-    A drafted token counts if it was submitted to verification and the row did not end before
-    it; of a tree, the longest path counts. The names follow vLLM: the *mean acceptance length* is
-    emitted tokens a round, bonus included; the *acceptance rate* is accepted over drafted tokens.
+    A drafted token counts if it was submitted to verification and the row did not end before it; of a tree, the longest
+    path counts. The names follow vLLM: the *mean acceptance length* is emitted tokens per round, bonus included; the
+    *acceptance rate* is accepted over drafted tokens.
 
     Attributes:
-      rounds: rounds in which the row was live.
+      rounds: rounds in which the row was active.
       emitted: new tokens.
-      drafted: drafted tokens that were verified.
-      accepted: those of them that were accepted.
-      drafted_at: the same as `drafted`, by position in the draft.
-      accepted_at: the same as `accepted`, by position in the draft.
-      histogram: rounds that accepted exactly `i` drafted tokens.
+      drafted: verified drafts.
+      accepted: accepted drafts.
+      drafted_at: verified drafts by position in the draft.
+      accepted_at: accepted drafts by position in the draft.
+      histogram: rounds that accepted exactly `i` drafts.
       deviation: the total variation that a lossy verifier measured, summed over new tokens.
       lossy_rounds: rounds that a lossy verifier decided.
 
     Example:
         >>> stats = jaxspec.generate(target, jaxspec.NGramDrafter(k=2), prompt, max_new_tokens=4).stats
-        >>> 1 <= stats.mean_acceptance_length() <= 3, stats.acceptance_by_position().shape
+        >>> 1 <= stats.mean_acceptance_length <= 3, stats.acceptance_by_position.shape
         (True, (2,))
     """
 
@@ -58,19 +58,19 @@ class Stats:
 
     def count(
         self,
-        live: Bool[Array, "b"],
+        active: Bool[Array, "b"],
         emitted: Int[Array, "b"],
         drafted: Int[Array, "b"],
         accepted: Int[Array, "b"],
         deviation: Float[Array, "b k_plus_1"] | None = None,
     ) -> Self:
-        """Returns the counts after one more round. Rows that are not `live` add nothing, nor do tokens not emitted."""
+        """Adds a round. Rows that are not `active`, and tokens that were not emitted, do not count."""
         k = self.drafted_at.shape[1]
-        one = live.astype(jnp.int32)
+        one = active.astype(jnp.int32)
         positions = jnp.arange(k + 1, dtype=jnp.int32)[None]
-        counted = lambda where: (live[:, None] & where).astype(jnp.int32)  # noqa: E731
+        counted = lambda where: (active[:, None] & where).astype(jnp.int32)  # noqa: E731
         lossy = deviation is not None
-        new = live[:, None] & (positions < emitted[:, None])
+        new = active[:, None] & (positions < emitted[:, None])
         return type(self)(
             self.rounds + one,
             self.emitted + one * emitted,
@@ -83,20 +83,24 @@ class Stats:
             self.lossy_rounds + (one if lossy else 0),
         )
 
+    @property
     def mean_acceptance_length(self) -> float:
-        """Returns the emitted tokens a round, over all rows; 0 before the first round."""
+        """The emitted tokens per round, over all rows; 0 before the first round."""
         return _ratio(self.emitted, self.rounds)
 
+    @property
     def acceptance_rate(self) -> float:
-        """Returns accepted over drafted tokens, over all rows; 0 if nothing was drafted."""
+        """Accepted over drafted tokens, over all rows; 0 if nothing was drafted."""
         return _ratio(self.accepted, self.drafted)
 
+    @property
     def measured_total_variation(self) -> float:
-        """Returns the mean over new tokens of what a lossy verifier measured; 0 for a lossless one."""
+        """The mean over new tokens of a lossy verifier's measured total variation; 0 for a lossless one."""
         return _ratio(self.deviation, self.emitted)
 
+    @property
     def acceptance_by_position(self) -> Float[np.ndarray, "k"]:
-        """Returns the share of rounds that accepted the draft at each position, over all rows."""
+        """Share of rounds that accepted the draft at each position, over all rows."""
         rounds = max(int(np.sum(self.rounds)), 1)
         return np.sum(np.asarray(self.accepted_at), axis=0) / rounds
 

@@ -1,4 +1,4 @@
-"""Sums the last axis in an order that does not depend on how many rows there are."""
+"""Sums the last axis in an order that does not depend on the number of rows."""
 
 import jax
 import jax.numpy as jnp
@@ -7,22 +7,22 @@ from jaxtyping import Float
 
 from jaxspec.core.parts import cut, exchange, on_one_device, parts_of
 
-# Sums are written out: more of them take longer to compile.
+# Sums are unrolled: longer ones take longer to compile.
 _LANES, _MOST_SUMS = 64, 32
-# Of more lanes each is computed once, and not by every sum that it is part of.
+# Wider lanes are computed once, instead of in every sum that reads them.
 _FUSED_LANES = 512
 
 
 def in_one_order() -> bool:
-    """Returns whether sums that are traced now have one order on a CPU."""
+    """Returns whether sums in the current trace have a fixed order on a CPU."""
     return on_one_device()
 
 
 def row_sum(x: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
-    """Sums each row; on a CPU its bits depend on the row alone, where its axis is not split over devices.
+    """Sums each row; on a CPU the bits depend on the row alone, unless its axis is split over devices.
 
-    XLA's CPU compiler sums in another order from eight rows on, so that a token's norm would depend on how many tokens
-    are fed with it. Sums that are written out one by one are not reordered.
+    From eight rows on, XLA's CPU compiler sums in another order, so that a token's norm would depend on the number of
+    tokens fed with it. Unrolled sums are not reordered.
 
     Example:
         >>> jaxspec.core.sums.row_sum(jnp.arange(8.0).reshape(2, 4)).tolist()
@@ -34,7 +34,7 @@ def row_sum(x: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
 
 
 def log_sum_exp(logits: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
-    """Returns the logarithm of each row's sum of exponentials, by `row_sum`.
+    """Computes the log-sum-exp of each row with `row_sum`.
 
     Example:
         >>> jaxspec.core.sums.log_sum_exp(jnp.zeros((2, 4))).round(3).tolist()
@@ -43,23 +43,23 @@ def log_sum_exp(logits: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
     if parts_of(logits) == 1:
         most = jnp.max(logits, axis=-1, keepdims=True)
         return most[..., 0] + jnp.log(row_sum(jnp.exp(logits - most)))
-    most, total = joined(*exchange(*exponentials(cut(logits))))
+    most, total = merge_lse(*exchange(*exponentials(cut(logits))))
     return most + jnp.log(total)
 
 
 def exponentials(parts: Float[Array, "*rows n w"]) -> tuple[Float[Array, "*rows n"], Float[Array, "*rows n"]]:
-    """Returns the maximum of each part of a vocabulary, and the sum of the exponentials relative to it."""
+    """Returns the maximum of each part of a vocabulary, and the sum of exponentials relative to it."""
     most = jnp.max(parts, axis=-1)
     return most, jnp.sum(jnp.exp(parts - finite(most)[..., None]), axis=-1)
 
 
-def joined(
+def merge_lse(
     most: Float[Array, "*rows n"], sums: Float[Array, "*rows n"], scale: Float[Array, "..."] | float = 1.0
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
-    """Returns the maximum, and the sum of exponentials relative to it, from those of the parts.
+    """Merges the maxima and sums of exponentials of parts into the maximum and the sum relative to it.
 
     Example:
-        >>> most, total = jaxspec.core.sums.joined(jnp.zeros((1, 2)), jnp.asarray([[1.0, 2.0]]))
+        >>> most, total = jaxspec.core.sums.merge_lse(jnp.zeros((1, 2)), jnp.asarray([[1.0, 2.0]]))
         >>> most.tolist(), total.tolist()
         ([0.0], [3.0])
     """
@@ -68,15 +68,15 @@ def joined(
 
 
 def finite(most: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """Returns a maximum that values can be taken relative to, where all of them are minus infinity too."""
+    """Replaces a maximum of -inf, so that values minus it are not NaN."""
     return jnp.maximum(most, jnp.finfo(most.dtype).min)
 
 
 def rounded(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """Returns a product as it is, rounded before it is added to anything.
+    """Forces a product to be rounded before it is added to anything.
 
-    A CPU's compiler rounds a product and a sum once together where it sees both, and takes barriers away before that:
-    the bits would depend on what else it compiles them with. It does not see through a maximum.
+    A CPU compiler fuses a product and a sum that it sees together into one rounding, and removes barriers before that:
+    the bits would depend on the surrounding code. It does not see through a maximum.
 
     Example:
         >>> jaxspec.core.sums.rounded(jnp.asarray([2.0, -jnp.inf])).tolist()
@@ -103,7 +103,7 @@ def _in_order(x: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
 
 
 def _fold(x: Float[Array, "*rows n"], lanes: int) -> Float[Array, "*rows lanes"]:
-    """Adds the pieces of `lanes` numbers, one after the other."""
+    """Adds pieces of `lanes` numbers in order."""
     sums = x[..., :lanes]
     for start in range(lanes, x.shape[-1], lanes):
         sums = sums + _pad(x[..., start : start + lanes], lanes)
@@ -111,7 +111,7 @@ def _fold(x: Float[Array, "*rows n"], lanes: int) -> Float[Array, "*rows lanes"]
 
 
 def _pad(x: Float[Array, "*rows n"], width: int) -> Float[Array, "*rows width"]:
-    """Appends zeros; an array that is wide enough is returned as it is."""
+    """Pads with zeros to `width`, if the array is narrower."""
     missing = width - x.shape[-1]
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
@@ -120,3 +120,14 @@ def _is_split(x: Float[Array, "*rows n"]) -> bool:
     """Returns whether the last axis is split over a mesh with explicit axes."""
     spec = jax.typeof(x).sharding.spec
     return len(spec) == x.ndim and spec[-1] is not None
+
+
+def row_mean(x: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
+    """Averages each row; on a CPU the bits depend on the row alone (`jaxspec.core.sums.row_sum`).
+
+    Example:
+        >>> jaxspec.core.sums.row_mean(jnp.arange(8.0).reshape(2, 4)).tolist()
+        [1.5, 5.5]
+    """
+    wide = x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
+    return (row_sum(wide) / x.shape[-1]).astype(x.dtype)

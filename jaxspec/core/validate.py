@@ -1,21 +1,23 @@
-"""Validates arguments: each error says what it got, what it expected, and what to pass instead.
+"""Validates arguments: each error names the value, the expected one, and what to pass instead.
 
-Shapes and static options are always checked. Values are checked when they are concrete; inside
-a caller's `jit` they are not, and `status.traced_status` reports them in the result instead.
+Shapes and static options are always checked. Values are checked when they are concrete; inside a caller's `jit`,
+`check_policy.traced_status` reports them in the result instead.
 """
 
+import inspect
 import itertools
 import math
+from collections.abc import Collection
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 from jaxtyping import Int
 
-from jaxspec.core.values import LARGEST, is_concrete, to_int32
-
-# A round of drafts is a program of as many steps; more than 16 hardly pay.
+# A round of drafts is a program with that many steps; more than 16 are hardly worth it.
 MOST_DRAFTS = 1024
 _PROMPT = ("prompt", "prompt_length")
 
@@ -28,19 +30,19 @@ def draft_length(k: object, name: str = "k") -> None:
         raise ValueError(f"{name} must be at least 0, got {k}; pass k=0 for plain decoding")
     if k > MOST_DRAFTS:
         raise ValueError(
-            f"{name} must be at most {MOST_DRAFTS}, got {k}, whose logits alone take {4 * int(k):,} bytes a row for "
+            f"{name} must be at most {MOST_DRAFTS}, got {k}, whose logits alone take {4 * int(k):,} bytes per row for "
             "each token of the vocabulary; pass fewer, such as k=8"
         )
 
 
 def draft_lengths(lengths: object, smallest: int = 0) -> tuple[int, ...]:
-    """Returns numbers of drafts as a rising tuple; of an integer `k`: `smallest`, then 2, 4, 8, ... and `k`."""
+    """Returns draft lengths as an increasing tuple; an integer `k` becomes `smallest`, then 2, 4, 8, ... and `k`."""
     if isinstance(lengths, int | np.integer):
         draft_length(lengths)
         k = int(lengths)
         return (*(n for n in (smallest, 2, 4, 8, 16, 32, 64, 128) if n < k), k)
     if not isinstance(lengths, tuple | list) or not lengths:
-        raise TypeError(f"lengths must be an integer or a tuple of them, got {lengths!r}; pass (0, 2, 4, 8)")
+        raise TypeError(f"lengths must be an integer or a tuple of them, got {shown(lengths)}; pass (0, 2, 4, 8)")
     for length in lengths:
         draft_length(length, "in lengths, k")
     if any(second <= first for first, second in itertools.pairwise(lengths)):
@@ -63,24 +65,46 @@ def counts(owner: str, **values: object) -> None:
     """Raises unless each value is a static integer of at least 1."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise TypeError(f"{owner} needs an integer as {name}, got {value!r}; it fixes shapes")
+            raise TypeError(f"{owner} needs an integer as {name}, got {shown(value)}; it fixes shapes")
         if value < 1:
             raise ValueError(f"{owner} needs {name} of at least 1, got {value}")
         if value > LARGEST:
             raise ValueError(f"{owner} needs {name} of at most {LARGEST}, got {value}")
 
 
+def integers(owner: str, advice: str = "", **values: tuple[Any, int, int]) -> None:
+    """Raises unless each value is an integer between its bounds; `name=(value, low, high)`; `advice` ends the error."""
+    for name, (value, low, high) in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise TypeError(f"{owner} needs an integer as {name}, got {shown(value)}{advice and '; '}{advice}")
+        if not low <= value <= high:
+            raise ValueError(f"{owner} needs {name} between {low} and {high}, got {value}{advice and '; '}{advice}")
+
+
+def one_of(name: str, value: object, names: Collection[str], advice: str = "") -> None:
+    """Raises `ValueError` unless a value is one of several names; `advice` ends the error."""
+    if not isinstance(value, str) or value not in names:
+        raise ValueError(f"{name} must be one of {', '.join(names)}, got {shown(value)}{advice and '; '}{advice}")
+
+
+def flag(name: str, value: object, advice: str = "") -> None:
+    """Raises `TypeError` unless a value is `True` or `False`; `advice` ends the error."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {shown(value)}{advice and '; '}{advice}")
+
+
 def threshold(owner: str, value: Any) -> None:
-    """Raises unless a threshold is one number in [0, 1]; a traced one is not looked at."""
-    if jnp.shape(value):
-        raise ValueError(f"{owner} needs one threshold for all rows, got shape {jnp.shape(value)}")
+    """Raises unless a threshold is one number in [0, 1]; traced values are not checked."""
+    value = numbers(f"threshold of {owner}", value, "a number", advice="pass 0.4, say")
+    if value.shape:
+        raise ValueError(f"{owner} needs one threshold for all rows, got shape {value.shape}")
     if is_concrete(value):
         in_range(owner, threshold=(float(value), 0, 1))
 
 
 def costs(values: Any, lengths: tuple[int, ...]) -> None:
     """Raises unless there is one positive cost for each length."""
-    hint = "pass what jaxspec.bench.costs.measure_costs measured for these lengths"
+    hint = "pass the result of jaxspec.bench.costs.measure_costs for these lengths"
     if values is None or isinstance(values, tuple | list) or jnp.shape(values) != (len(lengths),):
         raise ValueError(f"costs must be one float for each of the lengths {lengths}, got {values}; {hint}")
     if is_concrete(values) and not np.all(np.isfinite(values) & (np.asarray(values) > 0)):
@@ -88,7 +112,7 @@ def costs(values: Any, lengths: tuple[int, ...]) -> None:
 
 
 def reads_no_log_probs(owner: str, length: Any) -> None:
-    """Raises if a draft length reads the distribution of drafts, of a drafter that has none."""
+    """Raises if a draft length reads the distribution of drafts, and the drafter has none."""
     if length.reads_log_probs:
         raise ValueError(
             f"{type(length).__name__} stops by the distribution of drafts, but {owner} copies and draws nothing; "
@@ -105,7 +129,7 @@ def same_draft_length(k: int, expected: int) -> None:
 
 
 def same_vocabulary(*, draft: int, target: int) -> None:
-    """Raises unless draft and target have equally many tokens."""
+    """Raises unless draft and target have equal vocabulary sizes."""
     if draft != target:
         raise ValueError(
             f"draft and target must share one vocabulary, got a draft of {draft} tokens for a target of "
@@ -128,7 +152,7 @@ def prompt(tokens: Any, prompt_length: Any, vocab_size: int, names: tuple[str, s
         (shape, dtype), rows = shape_and_dtype(names[1], prompt_length), tokens.shape[0]
         if shape not in ((), (rows,)) or not jnp.issubdtype(dtype, jnp.integer):
             raise ValueError(
-                f"{names[1]} must be one integer or one a row, got shape {shape} and dtype {dtype} for {rows} rows"
+                f"{names[1]} must be one integer or one per row, got shape {shape} and dtype {dtype} for {rows} rows"
             )
         if is_concrete(prompt_length):
             lengths = np.asarray(prompt_length)
@@ -150,23 +174,23 @@ def prompt(tokens: Any, prompt_length: Any, vocab_size: int, names: tuple[str, s
 
 
 def max_new_tokens(value: object, batch: int) -> None:
-    """Raises unless `value` is one non-negative integer, one a row, or `None`."""
+    """Raises unless `value` is one non-negative integer, one per row, or `None`."""
     if value is None:
         return
     shape, dtype = shape_and_dtype("max_new_tokens", value)
     if shape not in ((), (batch,)) or not jnp.issubdtype(dtype, jnp.integer):
         raise ValueError(
-            f"max_new_tokens must be one integer or one a row, got shape {shape} and dtype {dtype} for {batch} rows"
+            f"max_new_tokens must be one integer or one per row, got shape {shape} and dtype {dtype} for {batch} rows"
         )
     if is_concrete(value) and np.min(np.asarray(value)) < 0:
         raise ValueError(f"max_new_tokens must be at least 0, got {np.asarray(value).tolist()}")
 
 
 def capacity(value: Any) -> int | None:
-    """Returns a capacity as Python's integer, whose sums never wrap, or `None`.
+    """Converts a capacity to a Python integer, whose sums never overflow, or `None`.
 
     Raises:
-      TypeError, ValueError: it is no static positive integer.
+      TypeError, ValueError: it is not a static positive integer.
     """
     if value is None:
         return None
@@ -194,9 +218,7 @@ def fits(prompt: int, new: int, capacity: int | None, context: int | None) -> No
 
 
 def stop_tokens(value: object, batch: int, vocab_size: int) -> Int[Array, "b n"]:
-    """Returns stop tokens as `[b, n]`: from one id or a sequence for all rows, or one row of ids each (-1 pads)."""
-    if value is None:
-        raise ValueError("stop_tokens must be integers, got None; pass () for none, or ids such as (2,)")
+    """Converts stop tokens to `[b, n]`, from one id or a sequence for all rows, or a row of ids for each (-1 pads)."""
     if isinstance(value, set | frozenset):
         value = list(value)
     shape, dtype = shape_and_dtype("stop_tokens", value)
@@ -215,18 +237,28 @@ def stop_tokens(value: object, batch: int, vocab_size: int) -> Int[Array, "b n"]
 
 def lossy_allowed(lossless: bool, lossy: object, name: str) -> None:
     """Raises if a verifier changes the distribution and the caller has not agreed."""
-    if not isinstance(lossy, bool | np.bool_):
-        raise TypeError(f"lossy must be True or False, got {lossy!r}")
+    flag("lossy", lossy)
     if not lossless and not lossy:
         raise ValueError(f"{name} does not keep the target's distribution; pass lossy=True to accept that")
 
 
+def instance(name: str, value: object, kind: type, advice: str = "") -> None:
+    """Raises `TypeError` unless a value is an instance of a class; `advice` ends the error."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got {shown(value)}{advice and '; '}{advice}")
+
+
+def shown(value: object) -> str:
+    """Returns a value as a short text of one line, for errors."""
+    return " ".join(repr(value).split())[:80]
+
+
 def text(name: str, value: object, advice: str = "pass a text") -> str:
-    """Returns a text that can be encoded; `advice` says what to do with anything else.
+    """Checks that a text can be encoded, and returns it; `advice` ends the error for other types.
 
     Raises:
-      TypeError: it is no string.
-      ValueError: it has half a character, as Python makes of bytes that it could not decode.
+      TypeError: it is not a string.
+      ValueError: it has a lone surrogate, which Python makes of bytes that it could not decode.
     """
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, got {type(value).__name__}; {advice}")
@@ -241,12 +273,129 @@ def text(name: str, value: object, advice: str = "pass a text") -> str:
 
 
 def shape_and_dtype(name: str, value: Any) -> tuple[tuple[int, ...], Any]:
-    """Returns the shape and dtype of what may be an array; raises `TypeError` if it is neither that nor a number."""
-    if not hasattr(value, "dtype"):
+    """Returns the shape and dtype of an array or number; raises `TypeError` for anything else."""
+    if not hasattr(value, "shape"):
         try:
             value = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
-        except (ValueError, TypeError) as error:  # lists of different lengths, or of what is no number
-            raise ValueError(f"{name} must be numbers, one or one a row, got {value!r}: {error}") from None
+        except (ValueError, TypeError) as error:  # lists of different lengths, or not of numbers
+            raise ValueError(f"{name} must be numbers, one or one per row, got {shown(value)}: {error}") from None
     if value.dtype == object and all(isinstance(leaf, int) for leaf in np.ravel(value)):
         raise ValueError(f"{name} must be numbers of at most 64 bits, got {value.tolist()}")
     return tuple(value.shape), value.dtype
+
+
+def numbers(name: str, value: Any, expected: str = "numbers", *, whole: bool = False, advice: str = "") -> Any:
+    """Converts a number, nested lists or an array to an array of integers or floats; traced values stay traced.
+
+    Args:
+      name: the argument, for errors.
+      value: the value that a user passed.
+      expected: describes the values, for errors.
+      whole: whether they must be integers; an empty list has none that is not.
+      advice: what to pass instead, for errors.
+
+    Raises:
+      TypeError: it holds anything else, such as text, booleans or complex numbers.
+      ValueError: rows have different lengths, or an integer has more than 64 bits.
+    """
+    array, kinds = value, (jnp.integer,) if whole else (jnp.integer, jnp.floating)
+    if not hasattr(value, "shape"):
+        try:
+            array = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
+        except (ValueError, TypeError, OverflowError) as error:  # lists of different lengths, or not of numbers
+            raise ValueError(f"{name} must be {expected}, got {shown(value)}: {str(error).splitlines()[0]}") from None
+    if whole and getattr(array, "size", 1) == 0:
+        array = np.zeros(array.shape, np.int64)
+    dtype: Any = getattr(array, "dtype", None)
+    if isinstance(value, type) or not any(jnp.issubdtype(dtype, kind) for kind in kinds):
+        if getattr(dtype, "kind", "") == "O" and array.size and all(type(leaf) is int for leaf in np.ravel(array)):
+            raise ValueError(f"{name} must be numbers of at most 64 bits, got {shown(value)}")
+        got = shown(value) if isinstance(value, type) or array.ndim == 0 else f"{dtype}: {shown(value)}"
+        raise TypeError(f"{name} must be {expected}, got {got}{advice and '; '}{advice}")
+    return array
+
+
+def takes(name: str, function: object, arguments: str) -> None:
+    """Raises `TypeError` unless a user's function can be called with these positional arguments ("params, tokens")."""
+    if not callable(function):
+        raise TypeError(f"{name} must be callable as {name}({arguments}), got {type(function).__name__}")
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # functions written in C may have none
+        return
+    try:
+        signature.bind(*arguments.split(", "))
+    except TypeError:
+        raise TypeError(f"{name} must be callable as {name}({arguments}), got one that takes {signature}") from None
+
+
+def logits(name: str, found: Any, shape: tuple[int, ...], hint: str = "") -> Array:
+    """Returns the logits that a user's function returned, if they are floats of this shape.
+
+    Raises:
+      TypeError: it returned something else, such as None, integers or a tuple.
+      ValueError: the shape differs; `hint` ends the message.
+    """
+    dtype: Any = getattr(found, "dtype", None)
+    if not isinstance(found, Array | np.ndarray) or not jnp.issubdtype(dtype, jnp.floating):
+        got = type(found).__name__ if dtype is None else f"{dtype}"
+        raise TypeError(f"{name} must return logits, floats of shape {shape}, got {got}")
+    if found.shape != shape:
+        raise ValueError(f"{name} must return logits of shape {shape}, got shape {found.shape}{hint and '; '}{hint}")
+    return jnp.asarray(found)
+
+
+def arrays(name: str, tree: Any) -> None:
+    """Raises `TypeError` unless a pytree holds only arrays of numbers; `{}` holds none."""
+    for path, leaf in [((), None)] if tree is None else jax.tree.leaves_with_path(tree):
+        known = isinstance(leaf, int | float) or (hasattr(leaf, "dtype") and not isinstance(leaf, type))
+        if not known or getattr(getattr(leaf, "dtype", None), "kind", "") in ("U", "S", "O"):
+            place = name + jax.tree_util.keystr(path)
+            raise TypeError(f"{place} must be an array, got {shown(leaf)}; {name} is a pytree of arrays, {{}} for none")
+
+
+def dtype_of(name: str, value: Any, allowed: Collection[str]) -> jnp.dtype:
+    """Converts a dtype or its name; raises `ValueError` unless it is one of `allowed`."""
+    try:
+        parsed = None if value is None or isinstance(value, bytes | Array) else jnp.dtype(value)
+    except (TypeError, ValueError):
+        parsed = None
+    if parsed is None or parsed.name not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {parsed or shown(value)}")
+    return parsed
+
+
+LARGEST = 2**31 - 1
+# The largest float32 that fits int32.
+_LARGEST_FLOAT = float(2**31 - 128)
+
+
+def is_concrete(*values: object) -> bool:
+    """Returns whether the host can read the values: none is traced, or partly on other processes."""
+    return not any(_is_unreadable(leaf) for value in values for leaf in jax.tree.leaves(value))
+
+
+def _is_unreadable(leaf: object) -> bool:
+    if isinstance(leaf, Tracer):
+        return True
+    return isinstance(leaf, Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
+
+
+def to_int32(value: Any) -> Int[Array, "..."]:
+    """Converts whole numbers to int32; values out of range are clipped instead of wrapped, so that they stay invalid.
+
+    Example:
+        >>> from jaxspec.core.validate import to_int32
+        >>> to_int32([7, 2**32 + 1, 10**30]).tolist()
+        [7, 2147483647, 2147483647]
+    """
+    array = value
+    if not hasattr(value, "dtype"):
+        array = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
+    if array.dtype == object:  # beyond int64
+        array = np.asarray(array.clip(-LARGEST, LARGEST), np.int64)
+    elif jnp.issubdtype(array.dtype, jnp.floating):
+        array = array.clip(-_LARGEST_FLOAT, _LARGEST_FLOAT)
+    elif array.dtype.itemsize > 4:
+        array = array.clip(None if jnp.issubdtype(array.dtype, jnp.unsignedinteger) else -LARGEST, LARGEST)
+    return jnp.asarray(array, jnp.int32)

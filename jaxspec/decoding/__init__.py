@@ -1,1 +1,1 @@
-"""Decodes speculatively: `generate`, one round of it, and its rounds one by one."""
+"""Decodes speculatively: `generate`, one round, and the loops over rounds."""

@@ -1,7 +1,6 @@
-"""Commits a round: appends what was verified to each row, up to a stop token or its budget."""
+"""Commits a round: appends the verified tokens to each row, up to a stop token or its budget."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,21 +8,20 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from jaxspec.core import processing
+from jaxspec.core.leading import count_leading
 from jaxspec.core.model import Entries
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.report import Reported
-from jaxspec.core.rows import count_leading
+from jaxspec.core.results import Reported, Status, StopReason
 from jaxspec.core.state import GenerationState, Proposal, RoundInfo, Verdict
-from jaxspec.core.status import Status, StopReason
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Verified:
-    """Holds the results of a verification pass along the accepted path, at the shape of the longest one.
+    """Holds the results of a verification pass along the accepted path, padded to the longest path.
 
-    `finite` counts the rows of logits before the first that is not finite, `drawn` those before the first of which
-    the policy leaves no token.
+    `finite` counts the rows of logits before the first that is not finite, and `drawn` the tokens before the first for
+    which the policy leaves none to choose.
     """
 
     verdict: Verdict
@@ -42,13 +40,11 @@ def widen(x: Array, to: int) -> Array:
     return jnp.pad(x, ((0, 0), (0, to - x.shape[1]), *[(0, 0)] * (x.ndim - 2)))
 
 
-def commit(
-    state: GenerationState, k: int, proposal: Proposal, verified: Verified, drafter_state: Any
-) -> tuple[GenerationState, RoundInfo]:
+def commit(state: GenerationState, k: int, proposal: Proposal, verified: Verified) -> tuple[GenerationState, RoundInfo]:
     """Appends each row's emitted tokens, up to a stop token or its budget."""
     accepted = verified.verdict.accepted
-    # Tokens beyond the budget are cut here and not withdrawn from verification, so that a
-    # smaller budget gives a prefix of a larger one's output.
+    # Tokens beyond the budget are cut here instead of being withdrawn from verification, so that the output with a
+    # smaller budget is a prefix of that with a larger one.
     room = state.limit - state.length
     sound = jnp.minimum(accepted + 1, jnp.minimum(verified.finite, verified.drawn))
     usable = jnp.minimum(sound, room)
@@ -72,36 +68,37 @@ def commit(
     submitted = proposal.longest()
     submitted = jnp.where(stopped | out_of_budget, jnp.minimum(submitted, count), submitted)
     accepted = jnp.minimum(accepted, count)
+    context = state.context
     committed = dataclasses.replace(
         state,
-        tokens=_store(state.tokens, slots, verified.tokens),
+        context=dataclasses.replace(
+            context,
+            tokens=_store(context.tokens, slots, verified.tokens),
+            length=length,
+            done=context.done | failed | stopped | out_of_budget,
+            processed=processing.commit(context.sampling, context.processed, verified.tokens, count),
+            cache=context.cache.append(verified.entries).truncate(length - 1),
+        ),
         log_probs=_store(state.log_probs, slots, verified.log_probs),
         warped_log_probs=_store(state.warped_log_probs, slots, verified.warped_log_probs),
-        reported=_store_each(state.reported, slots, verified.reported),
+        reported=None
+        if verified.reported is None
+        else jax.tree.map(lambda buffer, x: _store(buffer, slots, x), state.reported, verified.reported),
         from_draft=_store(state.from_draft, slots, position < accepted[:, None]),
-        length=length,
-        done=state.done | failed | stopped | out_of_budget,
         stop_reason=reason,
-        status=jnp.where(failed, _cause(verified), state.status),
-        processed=processing.commit(state.sampling, state.processed, verified.tokens, count),
-        cache=state.cache.append(verified.entries).truncate(length - 1),
-        drafter_state=drafter_state,
+        status=jnp.where(
+            failed,
+            # If the logits were finite, the policy left no token.
+            jnp.where(
+                verified.drawn < verified.finite, jnp.int32(Status.NO_TOKEN_LEFT), jnp.int32(Status.NOT_FINITE_LOGITS)
+            ),
+            state.status,
+        ),
         stats=state.stats.count(live, count, submitted, accepted, verified.verdict.deviation),
     )
     none, tokens = jnp.zeros_like(count), widen(verified.tokens, k + 1).astype(jnp.int32)
     info = RoundInfo(tokens, count, jnp.where(live, submitted, none), jnp.where(live, accepted, none))
     return committed, info
-
-
-def _cause(verified: Verified) -> Int[Array, "b"]:
-    """Returns the status of rows that fail: of finite logits the policy left nothing."""
-    left_nothing = verified.drawn < verified.finite
-    return jnp.where(left_nothing, jnp.int32(Status.NO_TOKEN_LEFT), jnp.int32(Status.NOT_FINITE_LOGITS))
-
-
-def _store_each(buffers: Reported | None, slots: Int[Array, "b n"], values: Reported | None) -> Reported | None:
-    """Writes what is reported of each token, as `_store` does."""
-    return None if values is None else jax.tree.map(lambda buffer, x: _store(buffer, slots, x), buffers, values)
 
 
 def _store(buffer: Array, slots: Int[Array, "b n"], values: Array) -> Array:

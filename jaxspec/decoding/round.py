@@ -3,11 +3,11 @@
 before     tokens  a b c d e          length 5, e is unfed: the cache holds a b c d
 propose            . . . . . x y z    three drafts
 verify     feed            [e x y z]  one pass gives the distribution after each
-verdict    x accepted, y rejected, w drawn in its place
+verdict    x accepted, y rejected, w drawn instead
 commit     tokens  a b c d e x w      length 7, w is unfed: the cache holds a b c d e x
 
-The drafts of a tree are fed in one pass too, each seeing its own ancestors; only the cache
-entries of the accepted path are stored.
+The drafts of a tree are fed in one pass too, each seeing its own ancestors; only the cache entries of the accepted path
+are stored.
 """
 
 import dataclasses
@@ -20,18 +20,21 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.bit_exact import check_whole
-from jaxspec.core.kernels import kernels_of
-from jaxspec.core.layout import placement_of
+from jaxspec.core import processing
+from jaxspec.core.bit_exact import by_position, check_whole
+from jaxspec.core.compiler import traced_for
+from jaxspec.core.leading import count_leading
 from jaxspec.core.model import Model, ModelOutput, ResumableModel, check_entries
-from jaxspec.core.parts import over_devices
+from jaxspec.core.parts import argmax, parts_of
+from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
-from jaxspec.core.report import Report
-from jaxspec.core.rows import count_leading
+from jaxspec.core.results import Report, Reported, top
+from jaxspec.core.sampling import Sampling, one_hot_log
+from jaxspec.core.split_sampling import AtDrafts, Chain
 from jaxspec.core.state import Context, GenerationState, Proposal, RoundInfo, Verdict
+from jaxspec.core.sums import log_sum_exp
 from jaxspec.core.tree import ancestors, depths, verification_mask
 from jaxspec.decoding.commit import Verified, commit, widen
-from jaxspec.decoding.target_pass import Distributions
 from jaxspec.drafters import bounded
 from jaxspec.drafters.base import Drafter
 from jaxspec.verifiers.base import Verifier
@@ -39,116 +42,230 @@ from jaxspec.verifiers.base import Verifier
 _Carry = TypeVar("_Carry")
 
 
-def run_round(
-    target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState
-) -> tuple[GenerationState, RoundInfo]:
-    """Advances every live row by at least one token, unless its logits are not finite."""
-    with over_devices(placement_of(target)), kernels_of(target):
-        return _run_round(target, drafter, verifier, state)
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """Advances rows by one round: `propose`, `verify`, `commit`.
+
+    Attributes:
+      target: scores the drafts in one pass.
+      drafter: proposes them.
+      verifier: decides which are accepted.
+      report: selects the optional results.
+    """
+
+    target: Model
+    drafter: Drafter
+    verifier: Verifier
+    report: Report = dataclasses.field(default=Report(), metadata={"static": True})
+
+    def run(self, state: GenerationState) -> tuple[GenerationState, RoundInfo]:
+        """Advances every live row by at least one token, unless its logits are not finite."""
+        with traced_for(self.target):
+            rng, proposal, state = self.propose(state)
+            score = functools.partial(self._score, rng)
+            if len(self.drafter.lengths) == 1 or self.drafter.lengths[0] > 0:
+                return score(proposal, self.lengths(state), state)
+            # If no row drafts, arrays are not padded to the width of a round of drafts, which takes time with many
+            # rows. Rounds with drafts come first, since the cache that drafting read must be used before it is written.
+            drafted, nothing = jnp.any(proposal.valid), RoundInfo.empty(state.length, self.drafter.max_drafts)
+            with jax.named_scope("with_drafts"):
+                round_ = _if(drafted, lambda now: score(proposal, self.drafter.lengths[1:], now[0]), (state, nothing))
+            with jax.named_scope("without_drafts"):
+                return _if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), round_)
+
+    def step(self, state: GenerationState) -> tuple[GenerationState, RoundInfo]:
+        """Runs a round whose emitted tokens and finished rows are replicated for every host to read."""
+        state, info = self.run(state)
+        replicate = self.target.traits.placement.replicate
+        return state.with_done(replicate(state.done)), replicate(info)
+
+    def lengths(self, state: GenerationState) -> tuple[int, ...]:
+        """Returns the numbers of drafts that verification is compiled for."""
+        limited = state.context.max_drafts is not None
+        return bounded.lengths(self.drafter, state.tokens.shape[1], limited=limited)
+
+    def propose(self, state: GenerationState) -> tuple[Rng, Proposal, GenerationState]:
+        """Drafts tokens; returns the round's `rng`, the proposal, and the state with the drafter's new state."""
+        drafter, vocab_size = self.drafter, self.target.vocab_size
+        rng = self.verifier.rng(state.keys, state.length)
+        # If rounds may be shorter than k, most of the stored noise of k drafts would not be read.
+        if not drafter.deterministic and len(drafter.lengths) == 1:
+            rng = rng.shared(drafter.max_drafts + 1, vocab_size)
+        with jax.named_scope("propose"):
+            proposal, own = bounded.propose(drafter, rng, state.drafter_state, state.context.of(self.target))
+        return rng, _submitted(proposal, state.done, vocab_size), dataclasses.replace(state, drafter_state=own)
+
+    def verify(self, rng: Rng, proposal: Proposal, lengths: tuple[int, ...], context: Context) -> Verified:
+        """Scores and verifies a proposal, with the shortest pass of `lengths` that holds every row's valid drafts.
+
+        The target's cache is only read here, and new entries are returned, so that no branch copies the cache.
+        """
+        most = min(lengths[-1], self.drafter.max_drafts)
+
+        def verified(n: int) -> Verified:
+            first = proposal.first(n)
+            return self.judge(rng, first, self.feed(first, context), context, most)
+
+        if len(lengths) == 1:
+            return verified(lengths[0])
+        numbers = jnp.arange(1, proposal.valid.shape[1] + 1, dtype=jnp.int32)[None]
+        needed = jnp.max(jnp.where(proposal.valid, numbers, 0))
+        index = jnp.sum(jnp.asarray(lengths, jnp.int32) < needed, dtype=jnp.int32)
+        return jax.lax.switch(index, [functools.partial(verified, n) for n in lengths])
+
+    def feed(self, proposal: Proposal, context: Context) -> ModelOutput:
+        """Runs the target over the last committed token and the drafts, resuming any partial passes of the drafter.
+
+        This part of verification does not need the processors.
+        """
+        target = context.target
+        options = {"capture": self.drafter.capture, **_tree_options(proposal, context.length)}
+        if proposal.partial is not None:
+            assert isinstance(target, ResumableModel), "a drafter of partial passes checks that the target resumes them"
+            check_whole(target)
+            return target.resume(proposal.partial, context.cache, **options)
+        return target(jnp.concatenate([context.last, proposal.tokens], axis=1), context.cache, **options)
+
+    def judge(self, rng: Rng, proposal: Proposal, output: ModelOutput, context: Context, most: int) -> Verified:
+        """Verifies a proposal given the pass over it; pads the results to `most` drafts."""
+        check_entries(output.entries, *(("pad",) if proposal.parents is None else ("pad", "keep_path")))
+        distributions = Distributions.of(context, output.logits, proposal)
+        verdict = distributions.verdict(self.verifier, rng, proposal)
+        rows = _path_rows(proposal, verdict)
+        tokens = _emitted(proposal, verdict, rows)
+        log_probs, warped = distributions.emitted(verdict, rows, tokens)
+        pad = functools.partial(widen, to=most + 1)
+        entries, hidden = output.entries, output.hidden
+        if proposal.parents is not None:
+            entries = entries.keep_path(rows)
+            hidden = tuple(jnp.take_along_axis(x, rows[..., None], axis=1) for x in hidden)
+            verdict = dataclasses.replace(verdict, path=widen(rows[:, 1:] - 1, most))
+        if verdict.deviation is not None:
+            verdict = dataclasses.replace(verdict, deviation=pad(verdict.deviation))
+        return Verified(
+            dataclasses.replace(verdict, at_next=None),
+            pad(tokens),
+            pad(log_probs),
+            pad(warped),
+            count_leading(jnp.isfinite(jnp.take_along_axis(distributions.normalizer, rows, axis=1))),
+            _count_drawn(self.verifier, warped, verdict.accepted),
+            entries.pad(most + 1),
+            tuple(pad(x) for x in hidden),
+            None if self.report == Report() else jax.tree.map(pad, distributions.reported(rows, self.report)),
+        )
+
+    def commit(
+        self, proposal: Proposal, verified: Verified, state: GenerationState
+    ) -> tuple[GenerationState, RoundInfo]:
+        """Commits the verified tokens, and updates the drafter's state."""
+        drafter, before = self.drafter, state.context.of(self.target)
+        with jax.named_scope("commit"):
+            committed, info = commit(state, drafter.max_drafts, proposal, verified)
+            verdict = dataclasses.replace(verified.verdict, count=info.count)
+            own = bounded.observe(drafter, state.drafter_state, before, verdict, verified.hidden)
+            return dataclasses.replace(committed, drafter_state=own), info
+
+    def _score(
+        self, rng: Rng, proposal: Proposal, lengths: tuple[int, ...], state: GenerationState
+    ) -> tuple[GenerationState, RoundInfo]:
+        with jax.named_scope("verify"):
+            verified = self.verify(rng, proposal, lengths, state.context.of(self.target))
+        return self.commit(proposal, verified, state)
 
 
-def propose(
-    target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState
-) -> tuple[Rng, Proposal, GenerationState]:
-    """Drafts tokens; returns the round's `rng`, what is submitted, and the state with the drafter's own after it."""
-    rng = verifier.rng(state.keys, state.length)
-    # If rounds may be shorter than k, most of the noise stored for k drafts would go unread.
-    if not drafter.deterministic and len(drafter.lengths) == 1:
-        rng = rng.shared(drafter.max_drafts + 1, target.vocab_size)
-    with jax.named_scope("propose"):
-        proposal, drafter_state = bounded.propose(drafter, rng, state.drafter_state, _context(target, state))
-    proposal = _submitted(proposal, state.done, target.vocab_size)
-    return rng, proposal, dataclasses.replace(state, drafter_state=drafter_state)
+@dataclasses.dataclass(frozen=True)
+class Distributions:
+    """Holds the target's distributions after the committed text and after each draft.
 
+    Attributes:
+      logits: the model's logits.
+      processed: the logits after the policy's processors; the same array if there are no processors.
+      normalizer: the log-sum-exp of the model's logits.
+      next_log_probs: the policy's log-probabilities; `None`, that is, one-hot, for a greedy policy.
+      chain: on a mesh, the values gathered at a chain's drafts along with the normalizers; else `None`.
+    """
 
-def _run_round(
-    target: Model, drafter: Drafter, verifier: Verifier, state: GenerationState
-) -> tuple[GenerationState, RoundInfo]:
-    rng, proposal, state = propose(target, drafter, verifier, state)
-    score = functools.partial(_score, target, drafter, verifier, rng)
-    if len(drafter.lengths) == 1 or drafter.lengths[0] > 0:
-        limited = state.max_drafts is not None
-        return score(proposal, bounded.lengths(drafter, state.tokens.shape[1], limited=limited), state)
-    # Where no row drafts, nothing is made as wide as a round of drafts: with many rows that takes time. Rounds with
-    # drafts come first: what drafting read of a cache must be used before anything is written to it.
-    drafted, wait = jnp.any(proposal.valid), (state, _no_tokens(drafter, state))
-    with jax.named_scope("with_drafts"):
-        round_ = _if(drafted, lambda now: score(proposal, drafter.lengths[1:], now[0]), wait)
-    with jax.named_scope("without_drafts"):
-        return _if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), round_)
+    logits: Float[Array, "b n_plus_1 v"]
+    processed: Float[Array, "b n_plus_1 v"]
+    normalizer: Float[Array, "b n_plus_1"]
+    next_log_probs: Float[Array, "b n_plus_1 v"] | None
+    chain: Chain | None = None
+
+    @classmethod
+    def of(cls, context: Context, logits: Float[Array, "b n_plus_1 v"], proposal: Proposal) -> "Distributions":
+        """Computes the distributions of a round."""
+        policy, fixed = context.sampling, context.target.traits.pass_tokens
+        split = fixed is None and proposal.parents is None and parts_of(logits) > 1
+        if type(policy) is Sampling and split and not context.processors:
+            chain = Chain.of(policy, logits, proposal.tokens, proposal.log_probs)
+            return cls(logits, logits, chain.normalizer, chain.log_probs, chain)
+        normalizer, processed = by_position(log_sum_exp, logits, fixed), logits
+        if context.processors:
+            path = processing.paths(proposal.tokens, proposal.parents, proposal.depth)
+            processed = context.process(logits, path)
+        warped = None if policy.greedy else by_position(policy.log_probs, processed, fixed)
+        return cls(logits, processed, normalizer, warped)
+
+    def verdict(self, verifier: Verifier, rng: Rng, proposal: Proposal) -> Verdict:
+        """Returns the verifier's verdict."""
+        if self.next_log_probs is None:
+            return verifier.verify_greedy(rng, proposal, argmax(self.processed))
+        if self.chain is not None:
+            at_drafts = AtDrafts(self.chain.target, self.chain.draft, self.logits)
+            proposal = dataclasses.replace(proposal, at_drafts=at_drafts)
+        return verifier.verify(rng, proposal, self.next_log_probs)
+
+    def emitted(
+        self, verdict: Verdict, rows: Int[Array, "b n_path"], tokens: Int[Array, "b n_path"]
+    ) -> tuple[Float[Array, "b n_path"], Float[Array, "b n_path"]]:
+        """Returns the log-probabilities of the emitted tokens, before and after warping (0 for a greedy policy).
+
+        The latter are -inf for tokens that the policy's processors exclude, which are emitted only if none is left.
+
+        Args:
+          verdict: the verifier's verdict.
+          rows: the row of logits that each token is drawn from.
+          tokens: the accepted drafts, then the next token; the rest is ignored.
+        """
+        if self.chain is not None and verdict.at_next is not None:
+            chain, (logit, warped) = self.chain, verdict.at_next
+            next_at = jnp.arange(chain.normalizer.shape[1], dtype=jnp.int32)[None] == verdict.accepted[:, None]
+            logits, log_probs = (
+                jnp.where(next_at, new[:, None], jnp.pad(drafts, ((0, 0), (0, 1))))
+                for drafts, new in ((chain.logits, logit), (chain.target, warped))
+            )
+            return logits - chain.normalizer, log_probs
+        log_probs = _at(self.logits, rows, tokens) - jnp.take_along_axis(self.normalizer, rows, axis=1)
+        warped = jnp.zeros_like(log_probs) if self.next_log_probs is None else _at(self.next_log_probs, rows, tokens)
+        if self.processed is not self.logits:
+            warped = jnp.where(jnp.isfinite(_at(self.processed, rows, tokens)), warped, -jnp.inf)
+        return log_probs, warped
+
+    def reported(self, rows: Int[Array, "b n_path"], report: Report) -> Reported:
+        """Returns the optional results for the rows of logits that tokens are drawn from."""
+        of_rows = lambda x: jnp.take_along_axis(x, rows[..., None], axis=1)  # noqa: E731
+        logits, normalizer = of_rows(self.logits), jnp.take_along_axis(self.normalizer, rows, axis=1)
+        if self.next_log_probs is not None:
+            return top(logits, normalizer, of_rows(self.next_log_probs), report)
+        return top(logits, normalizer, one_hot_log(argmax(of_rows(self.processed)), logits.shape[-1]), report)
 
 
 def _if(condition: Bool[Array, ""], function: Callable[[_Carry], _Carry], carry: _Carry) -> _Carry:
-    """Returns `function(carry)` where the condition holds, else `carry`.
+    """Returns `function(carry)` if the condition holds, else `carry`.
 
-    Like `lax.cond(condition, function, identity, carry)`, written as a 0- or 1-trip `while_loop` so that XLA updates
-    the cache in place: a branch that wrote to it would be given a copy.
+    Equivalent to `lax.cond(condition, function, identity, carry)`, written as a 0- or 1-trip `while_loop` so that XLA
+    updates the cache in place: a branch that wrote to it would receive a copy.
     """
     once = lambda now: (jnp.zeros((), jnp.bool_), function(now[1]))  # noqa: E731
     return jax.lax.while_loop(lambda now: now[0], once, (condition, carry))[1]
 
 
-def _no_tokens(drafter: Drafter, state: GenerationState) -> RoundInfo:
-    """Returns the outcome of a round in which no row emits anything."""
-    none = jnp.zeros_like(state.length)
-    return RoundInfo(jnp.zeros((none.shape[0], drafter.max_drafts + 1), jnp.int32), none, none, none)
-
-
-def _context(target: Model, state: GenerationState) -> Context:
-    given = {name: getattr(state, name) for name in ("processed", "max_drafts", "predicted")}
-    return Context(target, state.cache, state.tokens, state.length, state.done, state.sampling, **given)
-
-
-def _score(
-    target: Model,
-    drafter: Drafter,
-    verifier: Verifier,
-    rng: Rng,
-    proposal: Proposal,
-    lengths: tuple[int, ...],
-    state: GenerationState,
-) -> tuple[GenerationState, RoundInfo]:
-    """Verifies a proposal by the shortest pass of `lengths` that holds it, and commits the accepted drafts."""
-    with jax.named_scope("verify"):
-        verified = _verify(lengths, drafter, verifier, rng, proposal, _context(target, state), state.report)
-    return _commit(target, drafter, proposal, verified, state)
-
-
-def _commit(
-    target: Model, drafter: Drafter, proposal: Proposal, verified: Verified, state: GenerationState
-) -> tuple[GenerationState, RoundInfo]:
-    """Commits what was verified; the drafter takes it in."""
-    with jax.named_scope("commit"):
-        context = _context(target, state)
-        drafter_state = bounded.observe(drafter, state.drafter_state, context, verified.verdict, verified.hidden)
-        return commit(state, drafter.max_drafts, proposal, verified, drafter_state)
-
-
-def run_pass(target: Model, drafter: Drafter, proposal: Proposal, state: GenerationState) -> ModelOutput:
-    """Runs the target over the last committed token and the drafts: the part of a round that needs no processors."""
-    return _target_pass(drafter, proposal, _context(target, state))
-
-
-def judge(
-    target: Model,
-    drafter: Drafter,
-    verifier: Verifier,
-    rng: Rng,
-    proposal: Proposal,
-    output: ModelOutput,
-    state: GenerationState,
-) -> tuple[GenerationState, RoundInfo]:
-    """Verifies a proposal by the pass over it, and commits the accepted drafts: what follows `run_pass`."""
-    context = _context(target, state)
-    verified = _judge(drafter.max_drafts, drafter, verifier, rng, proposal, output, context, state.report)
-    return _commit(target, drafter, proposal, verified, state)
-
-
 def _submitted(proposal: Proposal, done: Bool[Array, "b"], vocab_size: int) -> Proposal:
-    """Withdraws the drafts of finished rows, so that they do not lengthen the others' pass, and those of no token.
+    """Withdraws drafts of finished rows, so that they do not lengthen the others' pass, and ids out of range.
 
-    A drafter that gives an id outside of the vocabulary has not drawn it from the distribution that it reports, so that
-    the draft is withdrawn before it is looked at, with all that follow it, and not rejected.
+    An id outside the vocabulary was not drawn from the distribution that the drafter reports. So it is withdrawn before
+    verification, with all drafts that follow it, instead of being rejected.
     """
     tokens, parents = proposal.tokens, proposal.parents
     known = (tokens >= 0) & (tokens < vocab_size)
@@ -160,83 +277,10 @@ def _submitted(proposal: Proposal, done: Bool[Array, "b"], vocab_size: int) -> P
     return dataclasses.replace(proposal, tokens=jnp.where(known, tokens, 0), valid=valid)
 
 
-def _verify(
-    lengths: tuple[int, ...],
-    drafter: Drafter,
-    verifier: Verifier,
-    rng: Rng,
-    proposal: Proposal,
-    context: Context,
-    report: Report,
-) -> Verified:
-    """Runs the shortest compiled pass that holds every row's valid drafts.
-
-    The target's cache is only read in here, and fresh entries come out, so the branches copy
-    no cache.
-    """
-    most = min(lengths[-1], drafter.max_drafts)
-
-    def branch(n: int):
-        return lambda: _verify_drafts(most, drafter, verifier, rng, proposal.first(n), context, report)
-
-    if len(lengths) == 1:
-        return branch(lengths[0])()
-    numbers = jnp.arange(1, proposal.valid.shape[1] + 1, dtype=jnp.int32)[None]
-    needed = jnp.max(jnp.where(proposal.valid, numbers, 0))
-    index = jnp.sum(jnp.asarray(lengths, jnp.int32) < needed, dtype=jnp.int32)
-    return jax.lax.switch(index, [branch(n) for n in lengths])
-
-
-def _verify_drafts(
-    most: int, drafter: Drafter, verifier: Verifier, rng: Rng, proposal: Proposal, context: Context, report: Report
-) -> Verified:
-    """Scores and verifies one proposal; the results are padded to `most` drafts."""
-    return _judge(most, drafter, verifier, rng, proposal, _target_pass(drafter, proposal, context), context, report)
-
-
-def _judge(
-    most: int,
-    drafter: Drafter,
-    verifier: Verifier,
-    rng: Rng,
-    proposal: Proposal,
-    output: ModelOutput,
-    context: Context,
-    report: Report,
-) -> Verified:
-    """Verifies a proposal by the pass over it."""
-    check_entries(output.entries, *(("pad",) if proposal.parents is None else ("pad", "keep_path")))
-    distributions = Distributions.of(context, output.logits, proposal)
-    verdict = distributions.verdict(verifier, rng, proposal)
-    rows = _path_rows(proposal, verdict)
-    tokens = _emitted(proposal, verdict, rows)
-    log_probs, warped = distributions.emitted(verdict, rows, tokens)
-    drawn = _count_drawn(verifier, warped, verdict.accepted)
-    pad = functools.partial(widen, to=most + 1)
-    entries, hidden = output.entries, output.hidden
-    if proposal.parents is not None:
-        entries = entries.keep_path(rows)
-        hidden = tuple(jnp.take_along_axis(x, rows[..., None], axis=1) for x in hidden)
-        verdict = dataclasses.replace(verdict, path=widen(rows[:, 1:] - 1, most))
-    if verdict.deviation is not None:
-        verdict = dataclasses.replace(verdict, deviation=pad(verdict.deviation))
-    return Verified(
-        dataclasses.replace(verdict, at_next=None),
-        pad(tokens),
-        pad(log_probs),
-        pad(warped),
-        count_leading(jnp.isfinite(jnp.take_along_axis(distributions.normalizer, rows, axis=1))),
-        drawn,
-        entries.pad(most + 1),
-        tuple(pad(x) for x in hidden),
-        None if report == Report() else jax.tree.map(pad, distributions.reported(rows, report)),
-    )
-
-
 def _count_drawn(verifier: Verifier, warped: Float[Array, "b n"], accepted: Int[Array, "b"]) -> Int[Array, "b"]:
-    """Counts the tokens before the first that the policy did not leave: where it leaves none, or makes NaN.
+    """Counts the tokens before the first with a probability of 0 or NaN under the policy.
 
-    A lossy verifier may accept drafts that the policy leaves out.
+    A lossy verifier may accept drafts that the policy excludes.
     """
     drawn = jnp.isfinite(warped)
     if not verifier.lossless:
@@ -244,19 +288,8 @@ def _count_drawn(verifier: Verifier, warped: Float[Array, "b n"], accepted: Int[
     return count_leading(drawn)
 
 
-def _target_pass(drafter: Drafter, proposal: Proposal, context: Context) -> ModelOutput:
-    """Runs the target over the last committed token and the drafts, from where drafting stopped if it began."""
-    target = context.target
-    options = {"capture": drafter.capture, **_tree_options(proposal, context.length)}
-    if proposal.partial is not None:
-        assert isinstance(target, ResumableModel), "a drafter of partial passes checks that the target resumes them"
-        check_whole(target)
-        return target.resume(proposal.partial, context.cache, **options)
-    return target(jnp.concatenate([context.last, proposal.tokens], axis=1), context.cache, **options)
-
-
 def _tree_options(proposal: Proposal, length: Int[Array, "b"]) -> dict[str, Any]:
-    """Returns the target's arguments for a tree: the mask of ancestors, and positions by depth."""
+    """Returns the target's arguments for a tree: the mask of ancestors, and the positions by depth."""
     if proposal.parents is None:
         return {}
     depth = jnp.pad(depths(proposal.parents, proposal.depth), ((0, 0), (1, 0)))
@@ -267,7 +300,7 @@ def _tree_options(proposal: Proposal, length: Int[Array, "b"]) -> dict[str, Any]
 
 
 def _path_rows(proposal: Proposal, verdict: Verdict) -> Int[Array, "b n_path"]:
-    """Returns the row of logits that each emitted token is drawn from; row 0 is the last committed one's."""
+    """Returns the row of logits that each emitted token is drawn from; row 0 follows the last committed token."""
     batch, n = proposal.tokens.shape
     if proposal.parents is None:
         return jnp.broadcast_to(jnp.arange(n + 1, dtype=jnp.int32)[None], (batch, n + 1))
@@ -277,8 +310,15 @@ def _path_rows(proposal: Proposal, verdict: Verdict) -> Int[Array, "b n_path"]:
 
 
 def _emitted(proposal: Proposal, verdict: Verdict, rows: Int[Array, "b n"]) -> Int[Array, "b n"]:
-    """Returns the accepted drafts, then the next token; the rest is never read."""
+    """Returns the accepted drafts, then the next token; the rest is arbitrary."""
     tokens = jnp.take_along_axis(jnp.pad(proposal.tokens, ((0, 0), (1, 0))), rows, axis=1)
     tokens = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
     index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     return jnp.where(index == verdict.accepted[:, None], verdict.next_token[:, None], tokens)
+
+
+def _at(
+    values: Float[Array, "b n v"], rows: Int[Array, "b n_path"], tokens: Int[Array, "b n_path"]
+) -> Float[Array, "b n_path"]:
+    batch = jnp.arange(values.shape[0], dtype=jnp.int32)[:, None]
+    return values[batch, rows, tokens]

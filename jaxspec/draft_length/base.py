@@ -1,11 +1,11 @@
-"""Decides how many tokens are drafted, before they can be seen.
+"""Decides how many tokens to draft, without looking at them.
 
-Whether a draft is submitted to verification may depend on all that was known before it was drawn, and never on the
-draft itself: with a target distribution (.7, .3) and a draft distribution (.5, .5), dropping the less certain token
-after looking at it emits (.85, .15). DSpark, appendix A, calls this the non-anticipating rule. The order of the calls
-and their arguments enforce it:
+Whether a draft is submitted to verification may depend on anything known before it was drawn, but never on the draft
+itself: with a target distribution (.7, .3) and a draft distribution (.5, .5), dropping the less certain token after
+looking at it emits (.85, .15). DSpark, appendix A, calls this the non-anticipating rule. The order of the calls and
+their arguments enforce it:
 
-    longest(state, able, live)                before the round, from earlier rounds
+    longest(state, draftable, active)         before the round, from earlier rounds
     should_verify(state, cum_accept_prob)     before draft i is drawn, from the drafter's own estimate
     should_draft(state, log_probs)            before draft i is drawn, from the distribution that it is drawn from
                                               ... draft i is drawn, and stays submitted ...
@@ -17,6 +17,7 @@ import abc
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -24,24 +25,25 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import validate
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.typed import typed
 
 # Metadata of the field `k` of drafters: a number is static, a `DraftLength` is a pytree.
 NUMBER_IS_STATIC = {"static": (int, np.integer)}
 
 
 class DraftLength(abc.ABC):
-    """Decides, row by row, how many tokens are drafted. A frozen pytree; what changes is its state.
+    """Decides how many tokens each row drafts. A frozen pytree; everything that changes is in its state.
 
-    Pass one as a drafter's `k`. To write your own, give `lengths` and override `longest`; a draft is submitted if all
+    Pass one as a drafter's `k`. To write your own, define `lengths` and override `longest`. A draft is submitted if all
     of `longest`, `should_verify`, `should_draft` and `continue_` allow it.
 
     Attributes:
-      lengths: numbers of drafts that verification is compiled for, static and rising; the last
-        is the most that are drafted in a round.
-      reads_log_probs: whether `should_draft` or `continue_` look at the draft's distribution, which a deterministic
-        drafter does not have.
-      reads_confidence: whether `should_verify` looks at what it is given, which only a drafter with a
-        confidence head can give.
+      lengths: the numbers of drafts that verification is compiled for, static and increasing; the last is the largest
+        number of drafts a round.
+      reads_log_probs: whether `should_draft` or `continue_` read the draft distribution, which a deterministic drafter
+        does not have.
+      reads_confidence: whether `should_verify` reads its argument, which only a drafter with a confidence head
+        provides.
 
     Example:
       >>> drafter = jaxspec.ModelDrafter(draft, k=jaxspec.draft_length.EntropyStop(4))
@@ -54,57 +56,61 @@ class DraftLength(abc.ABC):
     reads_confidence: bool = False
 
     def check(self) -> None:  # noqa: B027 (nothing to check is the common case)
-        """Raises `ValueError` for traced values out of range; called outside of `jit`, before the first round."""
+        """Raises `ValueError` if traced values are out of range; called outside `jit`, before the first round."""
 
     def init(self, batch: int) -> Any:
-        """Returns the state before the first round, for `batch` rows. By default it is the longest length itself."""
+        """Returns the state before the first round, for `batch` rows; by default the longest length, `int32[batch]`."""
         return jnp.full(batch, self.lengths[-1], jnp.int32)
 
-    def longest(self, state: Any, able: Bool[Array, "b"], live: Bool[Array, "b"]) -> Int[Array, "b"]:
-        """Returns the most drafts of each row in this round; where all are 0 the drafter does not run.
+    def longest(self, state: Any, draftable: Bool[Array, "b"], active: Bool[Array, "b"]) -> Int[Array, "b"]:
+        """Returns the largest number of drafts of each row in this round; the drafter does not run if all are 0.
 
         Args:
           state: the state before the round.
-          able: which rows can draft; what is returned for others is not read.
-          live: which rows have not ended; those that cannot draft wait for those that do.
+          draftable: which rows can draft; the results of other rows are ignored.
+          active: which rows have not ended; those that cannot draft wait for those that do.
         """
-        del able, live
+        del draftable, active
         return state
 
     def longest_certain(
-        self, state: Any, able: Bool[Array, "b"], live: Bool[Array, "b"], certain: Int[Array, "b"]
+        self, state: Any, draftable: Bool[Array, "b"], active: Bool[Array, "b"], certain: Int[Array, "b"]
     ) -> Int[Array, "b"]:
-        """Returns what `longest` does, where the first `certain` drafts of each row will be accepted for sure.
-
-        By default they make no difference.
-        """
-        del certain
-        return self.longest(state, able, live)
-
-    def should_verify(self, state: Any, cum_accept_prob: Float[Array, "b"]) -> Bool[Array, "b"]:
-        """Tells which rows' next draft is worth its verification.
+        """Returns the result of `longest` if some drafts are sure to be accepted.
 
         Args:
           state: the state before the round.
-          cum_accept_prob: the probability that the drafter gives the draft and all before it to be
-            accepted, estimated before it is drawn.
+          draftable: which rows can draft.
+          active: which rows have not ended.
+          certain: how many leading drafts of each row are sure to be accepted; ignored by default.
+        """
+        del certain
+        return self.longest(state, draftable, active)
+
+    def should_verify(self, state: Any, cum_accept_prob: Float[Array, "b"]) -> Bool[Array, "b"]:
+        """Returns which rows' next draft is worth verifying.
+
+        Args:
+          state: the state before the round.
+          cum_accept_prob: the drafter's estimate, made before the draft is drawn, of the probability that it and all
+            drafts before it are accepted.
         """
         del state
         return jnp.ones(cum_accept_prob.shape, jnp.bool_)
 
     def should_draft(self, state: Any, log_probs: Float[Array, "b v"]) -> Bool[Array, "b"]:
-        """Tells which rows draw and submit one more draft.
+        """Returns which rows draw and submit one more draft.
 
         Args:
           state: the state before the round.
-          log_probs: the distribution that it would be drawn from; where that is one-hot, as at
-            temperature 0, the draft model's own.
+          log_probs: the distribution to draw the draft from; the draft model's own where that would be one-hot, such as
+            at temperature 0.
         """
         del state
         return jnp.ones(log_probs.shape[:1], jnp.bool_)
 
     def continue_(self, state: Any, log_prob: Float[Array, "b"]) -> Bool[Array, "b"]:
-        """Tells which rows may draft on after the draft just drawn, whose log-probability was `log_prob`."""
+        """Returns which rows may continue after the draft just drawn, whose log-probability was `log_prob`."""
         del state
         return jnp.ones(log_prob.shape, jnp.bool_)
 
@@ -113,29 +119,29 @@ class DraftLength(abc.ABC):
         state: Any,
         submitted: Int[Array, "b"],
         accepted: Int[Array, "b"],
-        able: Bool[Array, "b"],
-        live: Bool[Array, "b"],
+        draftable: Bool[Array, "b"],
+        active: Bool[Array, "b"],
     ) -> Any:
         """Returns the state after a round.
 
         Args:
           state: the state before the round.
-          submitted: how many drafts each row submitted.
-          accepted: how many were accepted.
-          able: which rows to learn from; the others have ended, or something else drafted for them.
-          live: which rows had not ended.
+          submitted: the number of drafts that each row submitted.
+          accepted: the number of drafts that were accepted.
+          draftable: which rows to learn from; the others have ended, or another drafter drafted for them.
+          active: which rows had not ended.
         """
-        del submitted, accepted, able, live
+        del submitted, accepted, draftable, active
         return state
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Fixed(DraftLength):
-    """Drafts `k` tokens in every round: what a drafter's `k=4` stands for.
+    """Drafts `k` tokens in every round; `k=4` of a drafter is short for `Fixed(4)`.
 
     Attributes:
-      k: how many.
+      k: the number of drafts.
 
     Example:
       >>> jaxspec.draft_length.Fixed(4).lengths
@@ -150,15 +156,19 @@ class Fixed(DraftLength):
         object.__setattr__(self, "lengths", (self.k,))
 
 
+@typed("has_confidence")
 def as_draft_length(k: int | DraftLength, *, has_confidence: bool = False) -> DraftLength:
-    """Returns a drafter's `k` as a `DraftLength`.
+    """Converts a drafter's `k` to a `DraftLength`.
 
     Args:
-      k: a number of drafts, or what decides it.
-      has_confidence: whether the drafter estimates how likely its drafts are accepted.
+      k: a number of drafts, or a `DraftLength`.
+      has_confidence: whether the drafter estimates the acceptance of its drafts.
+
+    Returns:
+      `k` itself, or `Fixed(k)`.
 
     Raises:
-      TypeError, ValueError: `k` is neither, or it reads a confidence that the drafter does not have.
+      TypeError, ValueError: `k` is neither, or reads a confidence that the drafter does not have.
 
     Example:
       >>> jaxspec.draft_length.as_draft_length(4).lengths
@@ -168,7 +178,19 @@ def as_draft_length(k: int | DraftLength, *, has_confidence: bool = False) -> Dr
         return Fixed(k)
     if k.reads_confidence and not has_confidence:
         raise ValueError(
-            f"{type(k).__name__} stops by a drafter's own confidence, which this one has no head for; pass "
+            f"{type(k).__name__} stops by a drafter's own confidence, but this drafter has no confidence head; pass "
             "ConfidenceStop, EntropyStop, Adaptive or an integer k"
         )
     return k
+
+
+def confidence(logits: Float[Array, "*rows n"], log_probs: Float[Array, "*rows n"] | None) -> Float[Array, "*rows n"]:
+    """Returns the distributions that a draft length reads: those that drafts are drawn from.
+
+    One-hot distributions (`None`, or in some rows) do not show how confident the model is, and are replaced by its own.
+    """
+    own = jax.nn.log_softmax(logits.astype(jnp.float32))
+    if log_probs is None:
+        return own
+    certain = jnp.max(log_probs, axis=-1, keepdims=True) == 0
+    return jnp.where(certain, own, log_probs)

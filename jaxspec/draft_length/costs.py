@@ -1,6 +1,6 @@
-"""Predicts what rounds cost, by the bytes that models read: the table of `Adaptive` where none was measured.
+"""Predicts the costs of rounds from the bytes that models read, as the default of `Adaptive` without measurements.
 
-Estimates err on the high side: one that is too high may draft too little, and one that is too low loses time.
+Estimates err on the high side: one that is too high may draft too little, while one that is too low loses time.
 """
 
 import dataclasses
@@ -13,9 +13,9 @@ import numpy as np
 from jaxspec.core.memory import size_of
 from jaxspec.core.model import Model
 
-# The time of a pass over so many tokens, over that of one; beyond them the last slope goes on. On a CPU as measured
-# with SmolLM2-135M on two cores ("stored": with a model of 1.5B); on an accelerator, where reading the weights takes
-# the time, a guess on the dear side.
+# The relative time of a pass over n tokens: pairs (n, time over that of one token), extrapolated with the last slope.
+# On a CPU, measured with SmolLM2-135M on two cores ("stored": with a model of 1.5B); on an accelerator, where reading
+# the weights takes the time, a cautious guess.
 _PASSES = {
     "native": ((1, 1.0), (2, 1.03), (3, 1.06), (5, 1.1), (8, 1.2), (16, 1.75), (24, 2.1), (40, 2.9), (96, 6.5)),
     "native-bfloat16": ((1, 1.0), (2, 1.06), (3, 1.1), (5, 1.2), (8, 1.45), (16, 2.4), (40, 4.4), (96, 10.0)),
@@ -24,20 +24,20 @@ _PASSES = {
     "cpu": ((1, 1.0), (2, 1.40), (3, 1.43), (5, 1.64), (8, 1.75)),
     "accelerator": ((1, 1.0), (2, 1.05), (8, 1.15), (32, 1.35)),
 }
-# Weights of fewer bytes than this may stay in a processor's last cache, where arithmetic takes the time of a pass.
+# Weights smaller than this may stay in a processor's last-level cache, where passes are bound by arithmetic.
 _CACHE = 2**28
-# What a round that drafts takes besides passes, and drafting besides reading weights where its layers are not counted.
+# Overheads: of a round that drafts, besides its passes; of drafting, if its layers are not counted.
 _ROUND, PASS = 0.02, 0.01
-# The share of a pass that goes with its layers, whatever they read.
+# The share of a pass that is proportional to the number of layers, regardless of the bytes that they read.
 _LAYERS = 0.25
 
 
 class DraftCosts(NamedTuple):
-    """Gives the time that drafting takes, in rounds of plain decoding.
+    """Gives the time of drafting, in units of a round of plain decoding.
 
     Attributes:
-      first: once in a round that drafts.
-      each: for each draft.
+      first: the time spent once in each round that drafts.
+      each: the time of each draft.
 
     Example:
       >>> jaxspec.draft_length.DraftCosts(first=0.01, each=0.2).each
@@ -50,13 +50,13 @@ class DraftCosts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CostModel:
-    """Predicts the time of passes relative to a round of plain decoding; nothing is run.
+    """Predicts the time of passes relative to a round of plain decoding, without running anything.
 
-    A drafter states in `draft_costs` what its drafting takes, by the methods of this.
+    A drafter states its costs in `DrafterInfo.costs`, using the methods of this class.
 
     Attributes:
       target: the target.
-      batch: how many rows are decoded together.
+      batch: the number of rows that are decoded together.
 
     Example:
       >>> model = jaxspec.draft_length.CostModel(target, batch=2)
@@ -69,40 +69,40 @@ class CostModel:
     batch: int = 1
 
     def rounds(self, drafting: DraftCosts, lengths: tuple[int, ...]) -> tuple[float, ...]:
-        """Returns the time of a round of each length, verification included: the `costs` of `Adaptive`."""
+        """Returns the time of a round of each length, including verification: the `costs` of `Adaptive`."""
         times = (
             self.widened(self.target, n + 1) + (n > 0) * (drafting.first + _ROUND) + n * drafting.each for n in lengths
         )
         return tuple(round(time, 4) for time in times)
 
     def widened(self, network: Any, tokens: int) -> float:
-        """Returns the time of a pass of `network` over `tokens` tokens of each row, over that of a pass over one."""
+        """Returns the time of a pass of `network` over `tokens` tokens a row, divided by that of one token a row."""
         kind = _kernels(network)
         return _pass(kind, tokens * self.batch) / _pass(kind, self.batch)
 
     def share(self, read: int, layers: int | None) -> float:
-        """Returns the time of a pass that reads `read` bytes in so many layers, over that of the target's."""
+        """Returns the time of a pass over `read` bytes in `layers` layers, divided by that of the target."""
         share, own = read / read_bytes(self.target), _layers(self.target)
         if layers is None or own is None:
             return share + PASS
         return (1 - _LAYERS) * share + _LAYERS * layers / own
 
     def draft_model(self, model: Model) -> DraftCosts:
-        """Returns what a draft model takes: a pass a draft, the first of them over two tokens."""
+        """Returns the costs of a draft model: a pass for each draft, of which the first reads two tokens."""
         share = self.share(read_bytes(model), _layers(model))
         return DraftCosts(share * (self.widened(model, 2) - 1), share)
 
     def layer(self, head: Any, k: int) -> DraftCosts:
-        """Returns what a head of one layer takes: a pass a draft, the first over all that was accepted of `k`."""
+        """Returns the costs of a one-layer head: a pass a draft, the first over all accepted drafts of up to `k`."""
         share = self.share(_bytes(head.params), 1)
         return DraftCosts(share * (self.widened(head, k + 1) - 1), share)
 
     def one_pass(self, head: Any, k: int) -> DraftCosts:
-        """Returns what a head takes that makes all of `k` drafts in one pass."""
+        """Returns the costs of a head that makes all `k` drafts in one pass."""
         return DraftCosts(_bytes(head.params) / read_bytes(self.target) * self.widened(head, k) + PASS, 0.0)
 
     def first_layers(self, layers: int) -> DraftCosts:
-        """Returns what the target's first layers take, with its output head, a pass a draft."""
+        """Returns the costs of the target's first layers, with its output head: a pass for each draft."""
         target: Any = self.target
         config = target.module.config
         table = _bytes(target.params["embedding" if config.tied_head else "head"]) / read_bytes(target)
@@ -110,17 +110,17 @@ class CostModel:
 
 
 def rising(costs: tuple[float, ...]) -> tuple[float, ...]:
-    """Returns the same costs, each at least the one before it: measurement noise may make one fall."""
+    """Returns the running maximum of costs, which measurement noise may have made decrease."""
     return tuple(itertools.accumulate(costs, max))
 
 
 def read_bytes(model: object) -> int:
-    """Returns the bytes of weights that a pass reads; of an untied embedding it reads one row a token."""
+    """Returns the number of bytes of weights that a pass reads; an untied embedding is not counted."""
     from jaxspec.nn.language_model import LanguageModel  # loads Flax, which the loop does not
 
     if not isinstance(model, LanguageModel):
         return _bytes(model)
-    tied = getattr(getattr(model.module, "config", None), "tied_head", True)
+    tied = model.module.config.tied_head
     return _bytes(model.params) - (0 if tied else _bytes(model.params["embedding"]))
 
 
@@ -142,8 +142,9 @@ def _pass(kind: str, tokens: int) -> float:
     return float(np.interp(tokens, counts, times)) + slope * max(0, tokens - counts[-1])
 
 
-def _layers(model: object) -> int | None:
-    return getattr(getattr(getattr(model, "module", None), "config", None), "num_layers", None)
+def _layers(model: Model) -> int | None:
+    sizes = model.traits.hidden_sizes
+    return None if sizes is None else sizes[0]
 
 
 def _bytes(params: object) -> int:

@@ -1,4 +1,4 @@
-"""Stops a round's drafting where further drafts are unlikely to be accepted."""
+"""Stops drafting for the rest of a round when further drafts are unlikely to be accepted."""
 
 import dataclasses
 import math
@@ -16,15 +16,15 @@ from jaxspec.draft_length.base import DraftLength
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ConfidenceStop(DraftLength):
-    """Drafts nothing after a token whose draft probability was below `threshold`; that token stays.
+    """Stops drafting after a token whose draft probability is below `threshold`; that token is still submitted.
 
-    The rule looks at the drawn token, so it may only decide about later ones: dropping the token itself would change
-    the distribution of what is emitted.
+    The rule reads the drawn token, so it may only decide about later ones: dropping that token itself would change the
+    output distribution.
 
     Attributes:
-      k: the most drafts of a round; verification is then compiled for 1, 2, 4, 8, ... and `k` of them. A tuple names
-        those numbers, rising.
-      threshold: in [0, 1], traced; 0 always goes on.
+      k: the largest number of drafts a round; verification is then compiled for 1, 2, 4, 8, ... and `k` of them. A
+        tuple lists these numbers explicitly, increasing.
+      threshold: in [0, 1], traced; 0 never stops.
 
     References:
       Assisted generation in Hugging Face Transformers (`assistant_confidence_threshold`).
@@ -42,7 +42,7 @@ class ConfidenceStop(DraftLength):
     reads_log_probs = True
 
     def __post_init__(self) -> None:
-        # A round drafts at least one token, so there is no branch for none.
+        # A round drafts at least one token, so it needs no branch without drafts.
         object.__setattr__(self, "lengths", validate.draft_lengths(self.k, smallest=1))
 
     def check(self) -> None:
@@ -55,15 +55,15 @@ class ConfidenceStop(DraftLength):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CumulativeConfidence(DraftLength):
-    """Submits drafts for as long as the chance that all of them are accepted is at least `threshold`.
+    """Submits drafts while the probability that all of them are accepted is at least `threshold`.
 
-    The chance is the product of the drafter's own estimates, one a draft, each made before the draft is drawn.
-    For drafters with a confidence head, such as a `DFlashDrafter` of DSpark's heads.
+    The probability is the product of the drafter's own estimates, each made before its draft is drawn. For drafters
+    with a confidence head, such as a `DFlashDrafter` of a DSpark head.
 
     Attributes:
-      k: the most drafts of a round; verification is then compiled for 0, 2, 4, 8, ... and `k` of them. A tuple names
-        those numbers, rising.
-      threshold: in [0, 1], traced; 0 submits all.
+      k: the largest number of drafts a round; verification is then compiled for 0, 2, 4, 8, ... and `k` of them. A
+        tuple lists these numbers explicitly, increasing.
+      threshold: in [0, 1], traced; 0 submits all drafts.
 
     References:
       DSpark, the paper in the repository deepseek-ai/DeepSpec, section 3.2.
@@ -92,7 +92,7 @@ class CumulativeConfidence(DraftLength):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EntropyStopState:
-    """Holds the threshold that each row has come to, and its running share of accepted drafts."""
+    """Holds each row's current threshold, and its running acceptance rate."""
 
     threshold: Float[Array, "b"]
     acceptance: Float[Array, "b"]
@@ -101,25 +101,25 @@ class EntropyStopState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EntropyStop(DraftLength):
-    """Drafts while the entropy `H` of the draft distribution promises that the draft will be accepted (AdaEDL).
+    """Drafts while the entropy `H` of the draft distribution promises acceptance (AdaEDL).
 
-    A draft is submitted while `1 - sqrt(kappa * H) >= threshold`, for it and for all before it.
-    That is a lower bound of its acceptance, known before it is drawn. The threshold follows each row's
-    acceptance rate: a step up where too few drafts are accepted, a step down otherwise.
+    A draft is submitted if `1 - sqrt(kappa * H) >= threshold` for it and for all before it. The left side is a lower
+    bound of its acceptance probability, known before it is drawn. The threshold follows each row's acceptance rate: it
+    goes up a step if too few drafts are accepted, and down a step otherwise.
 
         acceptance <- decay * acceptance + (1 - decay) * accepted / submitted
         threshold  <- threshold + (1 - smoothing) * (step if acceptance <= goal else -step)
 
-    A round that submitted nothing tells nothing of acceptance; it lowers the threshold by a step,
-    so that drafting resumes.
+    A round without drafts carries no information about acceptance; it lowers the threshold by a step, so that drafting
+    resumes.
 
     Attributes:
-      k: the most drafts of a round; verification is then compiled for 0, 2, 4, 8, ... and `k` of them. A tuple names
-        those numbers, rising.
-      threshold: the first, in [0, 1], traced.
-      kappa: how fast the estimate falls with the entropy (in nats); the paper's is 0.2.
-      goal: the acceptance rate that the threshold is moved for; `step=0` leaves it where it is.
-      step, decay, smoothing: how the threshold moves; the defaults are Draft & Verify's.
+      k: the largest number of drafts a round; verification is then compiled for 0, 2, 4, 8, ... and `k` of them. A
+        tuple lists these numbers explicitly, increasing.
+      threshold: the initial threshold, in [0, 1], traced.
+      kappa: how fast the bound falls with the entropy (in nats); 0.2 in the paper.
+      goal: the acceptance rate that the threshold is adjusted for; `step=0` keeps the threshold constant.
+      step, decay, smoothing: how the threshold moves; the defaults are those of Draft & Verify.
 
     References:
       AdaEDL: Agrawal et al. (2024), arXiv:2410.18351.
@@ -153,8 +153,10 @@ class EntropyStop(DraftLength):
         fill = lambda value: jnp.full(batch, value, jnp.float32)  # noqa: E731
         return EntropyStopState(fill(self.threshold), fill(self.goal))
 
-    def longest(self, state: EntropyStopState, able: Bool[Array, "b"], live: Bool[Array, "b"]) -> Int[Array, "b"]:
-        del able, live
+    def longest(
+        self, state: EntropyStopState, draftable: Bool[Array, "b"], active: Bool[Array, "b"]
+    ) -> Int[Array, "b"]:
+        del draftable, active
         return jnp.full(state.threshold.shape, self.lengths[-1], jnp.int32)
 
     def should_draft(self, state: EntropyStopState, log_probs: Float[Array, "b v"]) -> Bool[Array, "b"]:
@@ -166,15 +168,15 @@ class EntropyStop(DraftLength):
         state: EntropyStopState,
         submitted: Int[Array, "b"],
         accepted: Int[Array, "b"],
-        able: Bool[Array, "b"],
-        live: Bool[Array, "b"],
+        draftable: Bool[Array, "b"],
+        active: Bool[Array, "b"],
     ) -> EntropyStopState:
-        del live
+        del active
         drafted = submitted > 0
         share = accepted / jnp.maximum(submitted, 1)
         mean = self.decay * state.acceptance + (1.0 - self.decay) * share
-        acceptance = jnp.where(able & drafted, mean, state.acceptance)
+        acceptance = jnp.where(draftable & drafted, mean, state.acceptance)
         up = drafted & (acceptance <= self.goal)
         moved = state.threshold + (1.0 - self.smoothing) * jnp.where(up, self.step, -self.step)
-        threshold = jnp.where(able, jnp.clip(moved, 0.0, 1.0), state.threshold)
+        threshold = jnp.where(draftable, jnp.clip(moved, 0.0, 1.0), state.threshold)
         return EntropyStopState(threshold, acceptance)

@@ -1,31 +1,32 @@
-"""Parses numbers of drafts by a word ("adaptive", "adaptive:16", "fixed"), and gives drafters the length that pays."""
+"""Parses the option `k` ("4", "adaptive", "adaptive:16", "fixed"), and gives drafters an adaptive draft length."""
 
 import dataclasses
-from typing import Self
+from typing import Any, Self, cast
 
 from jaxspec.core import validate
 from jaxspec.core.model import Model
 from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.draft_length.costs import CostModel, rising
-from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.base import AdjustableDrafter, Drafter, draft_length_of
 from jaxspec.drafters.cost_file import saved_costs
+from jaxspec.drafters.hybrid import HybridDrafter, halves
 
-# The most that are drafted where nobody says how many.
+# The default for the largest number of drafts.
 MOST = 8
-# The share of its drafts that a head is expected to have accepted, and how much of plain decoding's time they must save
-# for it to be chosen.
+# The share of a head's drafts that is assumed to be accepted, and the share of plain decoding's time that the drafts
+# must save for the head to be worth using.
 _ACCEPTED, _WORTH = 0.6, 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class LengthOption:
-    """Reads the option `k` of commands and of `load_drafter`.
+    """Parses the option `k` of commands and of `load_drafter`.
 
     Attributes:
-      k: a number or a `DraftLength`; `None` is the default of the drafter.
-      adaptive: whether each row is to find its own number.
-      longest: then the most drafts; `None` is `MOST`, or what the heads can guess.
+      k: a number or a `DraftLength`; `None` is the drafter's default.
+      adaptive: whether each row chooses its own number of drafts.
+      longest: the largest number of drafts if `adaptive`; `None` is `MOST`, or the number of the drafter's heads.
     """
 
     k: int | DraftLength | None = None
@@ -34,10 +35,10 @@ class LengthOption:
 
     @classmethod
     def parse(cls, k: int | DraftLength | str | None) -> Self:
-        """Reads a number, a `DraftLength`, or a word, digits among them.
+        """Parses a number, a `DraftLength`, or a string such as "4", "fixed", "adaptive" or "adaptive:16".
 
         Raises:
-          ValueError, TypeError: `k` is none of them.
+          ValueError, TypeError: `k` is anything else.
         """
         if not isinstance(k, str):
             if k is not None and not isinstance(k, DraftLength):
@@ -50,66 +51,90 @@ class LengthOption:
             return cls(adaptive=True, longest=int(longest) if colon else None)
         if k.removeprefix("-").isdecimal():
             return cls.parse(int(k))
-        raise ValueError(f"k must be a number, 'fixed', 'adaptive' or 'adaptive:8', got {k!r}")
+        raise ValueError(f"k must be a number, 'fixed', 'adaptive' or 'adaptive:8', got {validate.shown(k)}")
 
 
 def check_one_draft(k: object, num_drafts: int) -> None:
-    """Raises if drafts compete under a `k` that adapts."""
+    """Raises `ValueError` if several drafts compete under an adaptive `k`."""
     if num_drafts != 1:
         raise ValueError(f"k is {k!r}, but drafts that compete need a fixed number; pass k=4, or leave num_drafts out")
 
 
 def check_single(num_drafts: int) -> None:
-    """Raises if several drafts are asked of what draws one."""
+    """Raises `ValueError` if several drafts are requested from a drafter that draws one."""
     if num_drafts != 1:
         raise ValueError(f"num_drafts is {num_drafts}, but only a draft model draws several drafts; leave it out")
 
 
-def adapt(drafter: Drafter, target: Model, longest: int | None = None, *, batch: int = 1) -> Drafter:
-    """Returns the same drafter, drafting as many tokens as pay: with `Adaptive`, and costs measured here or estimated.
-
-    Measured ones are those that `jaxspec plan --save` keeps.
+def with_length(drafter: Drafter, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> Drafter:
+    """Returns the drafter with another `k`.
 
     Args:
-      drafter: one that takes a `DraftLength`, or a `HybridDrafter` of two.
-      target: the model to draft for.
-      longest: the most drafts; `None` is 8, or what the drafter's heads can guess.
-      batch: how many rows costs are for. With fewer rows it drafts less than would pay, with more it may draft more.
+      drafter: a drafter that takes a `DraftLength`, or a `HybridDrafter` of two such drafters.
+      k: the number of drafts, or a `DraftLength`.
+      lookup: the `k` of a hybrid's lookup half; `None` uses `k`.
 
     Raises:
-      TypeError: the drafter takes none.
+      TypeError: the drafter has no `k`, or no lookup half.
     """
-    lookup, model = drafter.lookup_part, drafter.model_part
+    if isinstance(drafter, HybridDrafter):
+        copies = with_length(drafter.lookup, k if lookup is None else lookup)
+        return dataclasses.replace(cast(Any, drafter), lookup=copies, model=with_length(drafter.model, k))
+    if lookup is not None:
+        raise TypeError(f"{type(drafter).__name__} has no lookup half, got lookup={lookup!r}; pass k alone")
+    if not isinstance(drafter, AdjustableDrafter):
+        raise TypeError(
+            f"{type(drafter).__name__} drafts a fixed number of tokens; leave k out, or pass a drafter that takes a k"
+        )
+    return dataclasses.replace(cast(Any, drafter), k=k)
+
+
+def adapt(drafter: Drafter, target: Model, longest: int | None = None, *, batch: int = 1) -> Drafter:
+    """Returns the drafter with an `Adaptive` draft length, using measured costs if any were saved, else estimates.
+
+    `jaxspec plan --save` measures and saves costs.
+
+    Args:
+      drafter: a drafter that takes a `DraftLength`, or a `HybridDrafter` of two such drafters.
+      target: the model to draft for.
+      longest: the largest number of drafts; `None` is 8, or the number of the drafter's heads.
+      batch: the number of rows that costs are for. With fewer rows it drafts too little, with more perhaps too much.
+
+    Raises:
+      TypeError: the drafter has no `k`.
+    """
+    lookup, model = halves(drafter)
     if lookup is None:
-        return drafter.with_length(_adaptive(drafter, target, longest, batch))
+        return with_length(drafter, _adaptive(drafter, target, longest, batch))
     length = _adaptive(model, target, longest, batch)
-    return drafter.with_length(length, lookup=_adaptive(lookup, target, length.lengths[-1], batch))
+    return with_length(drafter, length, lookup=_adaptive(lookup, target, length.lengths[-1], batch))
 
 
 def spare(drafter: Drafter, target: Model, longest: int | None = None, *, batch: int = 1) -> Drafter:
-    """Drops the model half of a hybrid drafter when the batch is too large for it to pay.
+    """Drops the model half of a hybrid drafter if the batch is too large for it to be worth its time.
 
-    A pass over several tokens of many rows takes so long on a CPU that a model's drafts hardly save any, and a head
-    that rests keeps up with every row all the same.
+    On a CPU, verifying several tokens for many rows takes so long that a model's drafts save hardly any time. An idle
+    head still has to keep up with every row.
 
     Args:
-      drafter: any; one that is no hybrid is returned as it is.
+      drafter: any drafter; one that is not a hybrid is returned unchanged.
       target: the model to draft for.
-      longest: the most drafts, as of `adapt`.
-      batch: how many rows.
+      longest: the largest number of drafts, as for `adapt`.
+      batch: the number of rows.
     """
-    if drafter.lookup_part is None:
+    lookup, model = halves(drafter)
+    if lookup is None:
         return drafter
-    lengths, costs = _costs(drafter.model_part, target, longest, batch)
+    lengths, costs = _costs(model, target, longest, batch)
     tokens = [sum(_ACCEPTED**i for i in range(n + 1)) for n in lengths]
     saves = max(count / cost for count, cost in zip(tokens, costs, strict=True)) >= 1 + _WORTH
-    return drafter if saves else drafter.lookup_part
+    return drafter if saves else lookup
 
 
 def describe(drafter: Drafter, target: Model, *, batch: int = 1) -> str:
-    """Says in words how many tokens a drafter drafts, and where an adaptive one's costs are from."""
-    model = drafter.model_part
-    length = model.draft_length
+    """Describes how many tokens a drafter drafts, and where the costs of an adaptive one come from."""
+    _, model = halves(drafter)
+    length = draft_length_of(model)
     if not isinstance(length, Adaptive):
         return str(drafter.max_drafts)
     found = saved_costs(target, model, length.lengths, batch=batch)
@@ -120,16 +145,16 @@ def describe(drafter: Drafter, target: Model, *, batch: int = 1) -> str:
 
 
 def estimate_costs(target: Model, drafter: Drafter, lengths: tuple[int, ...], *, batch: int = 1) -> tuple[float, ...]:
-    """Predicts the `costs` of `Adaptive`; nothing is run.
+    """Predicts the `costs` of `Adaptive` without running anything.
 
     Args:
-      target: the target.
+      target: the model to draft for.
       drafter: the drafter.
-      lengths: numbers of drafts, rising.
-      batch: rows.
+      lengths: the numbers of drafts, increasing.
+      batch: the number of rows.
     """
     model = CostModel(target, batch)
-    return model.rounds(drafter.draft_costs(model, max(lengths)), lengths)
+    return model.rounds(drafter.info.costs(model, max(lengths)), lengths)
 
 
 def _adaptive(drafter: Drafter, target: Model, longest: int | None, batch: int) -> Adaptive:
@@ -140,7 +165,7 @@ def _adaptive(drafter: Drafter, target: Model, longest: int | None, batch: int) 
 def _costs(
     drafter: Drafter, target: Model, longest: int | None, batch: int
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Returns lengths, and the time of a round of each."""
-    lengths = validate.draft_lengths(longest or (drafter.max_drafts if drafter.bounded_by_heads else MOST))
+    """Returns the lengths to compile for, and the time of a round of each."""
+    lengths = validate.draft_lengths(longest or (drafter.max_drafts if drafter.info.bounded_by_heads else MOST))
     costs = saved_costs(target, drafter, lengths, batch=batch) or estimate_costs(target, drafter, lengths, batch=batch)
     return lengths, rising(costs)

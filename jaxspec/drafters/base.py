@@ -1,11 +1,15 @@
-"""Defines `Drafter`, the base of all drafters: guesses tokens cheaply, for a verifier to check."""
+"""Defines `Drafter`, the base class of all drafters, and `AdjustableDrafter`, that of drafters with a `k`."""
 
 import abc
 import dataclasses
-from typing import Any, ClassVar, Self
+import functools
+from collections.abc import Callable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Int
 
 from jaxspec.core.model import Model
 from jaxspec.core.prefill import Prefilled
@@ -14,30 +18,56 @@ from jaxspec.core.random import Rng
 from jaxspec.core.state import Context, Proposal, Verdict
 from jaxspec.draft_length.base import DraftLength
 from jaxspec.draft_length.costs import PASS, CostModel, DraftCosts
-from jaxspec.verifiers.base import Verifier
-from jaxspec.verifiers.block import BlockVerifier
-from jaxspec.verifiers.coupled import CoupledVerifier
-from jaxspec.verifiers.multi_draft import MultiDraftVerifier
-from jaxspec.verifiers.rejection import TokenVerifier
-from jaxspec.verifiers.tree import TreeVerifier
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterInfo:
+    """Describes a drafter to argument checks, planning and reports. Static; every field has a default.
+
+    Attributes:
+      network: the model or head that it drafts with, if any.
+      context_length: the longest text, drafts included, that it can read; `None` means unbounded. Rows with longer
+        texts continue without drafts: the drafter sees them as done, and never sees more than this many tokens of a
+        row, plus one round's.
+      costs: `costs(model, k)` predicts the time of drafting up to `k` tokens a round, for the choice of a draft
+        length. By default each draft costs a pass of the target.
+      variant: distinguishes its costs from those of drafters of the same class and network.
+      bounded_by_heads: whether it has one head a draft, so that its default `k` is also its largest.
+      identically_distributed: whether it drafts several chains, independent and identically distributed.
+      shared_tokens: returns how many of the target's tokens a draft model with another tokenizer has, and how many
+        tokens the target has.
+
+    Example:
+      >>> jaxspec.ModelDrafter(draft, k=3).info.network is draft
+      True
+    """
+
+    network: Any = None
+    context_length: int | None = None
+    costs: Callable[[CostModel, int], DraftCosts] = lambda model, k: DraftCosts(0.0, 1.0 + PASS)
+    variant: str = ""
+    bounded_by_heads: bool = False
+    identically_distributed: bool = False
+    shared_tokens: Callable[[], tuple[int, int]] | None = None
+
+
+def least_held(*held: Int[Array, "*b"] | None) -> Int[Array, "*b"] | None:
+    """Returns the elementwise minimum of what several drafters hold; `None` if none of them has a limit."""
+    return functools.reduce(jnp.minimum, limits) if (limits := [one for one in held if one is not None]) else None
 
 
 class Drafter(abc.ABC):
-    """Guesses up to `max_drafts` tokens a round. A frozen pytree; what changes lives in its own state.
+    """Guesses up to `max_drafts` tokens a round. A frozen pytree; everything that changes is in a separate state.
 
-    A drafter of your own is a frozen dataclass under `jaxspec.core.register_dataclass`. It gives `max_drafts`, `init`
-    and `propose`, and overrides of the rest what differs:
+    To write your own drafter, subclass this with a frozen dataclass under `jaxspec.core.register_dataclass`. Define
+    `max_drafts`, `init` and `propose`, and override the rest as needed:
 
-    * `propose` returns a `Proposal` of `tokens` and `valid`, `[b, k]`: the valid drafts of a row are its first ones. If
-      the drafts are a function of the text, `deterministic` is True and that is all. If they are drawn, they are
-      drawn with `rng`, and `log_probs` `[b, k, v]` is the distribution that each was drawn from.
-    * `observe` takes in how many drafts were accepted. A drafter that keeps nothing between rounds leaves it out.
-    * `lengths` with a 0 in front lets rounds in which no row drafts cost what plain decoding costs.
-
-    Attributes:
-      name: what the command line calls it; empty if it cannot be made by name.
-      argument: what may follow its name and a colon there, such as "LAYERS"; empty if nothing may.
-      bounded_by_heads: whether it has a head for each draft, and so drafts no more than by default.
+    * `propose` returns a `Proposal` of `tokens` and `valid`, `[b, k]`, where each row's valid drafts come first. If
+      the drafts are a function of the text, `deterministic` is True and nothing else is needed. If they are sampled,
+      draw them with `rng`, and pass the distribution that each was drawn from as `log_probs` `[b, k, v]`.
+    * `observe` updates the state with the number of accepted drafts. A drafter that keeps nothing between rounds
+      does not need it.
+    * With a leading 0 in `lengths`, rounds in which no row drafts cost no more than plain decoding.
 
     Example:
       >>> import dataclasses
@@ -56,20 +86,16 @@ class Drafter(abc.ABC):
       (2, 6)
     """
 
-    name: ClassVar[str] = ""
-    argument: ClassVar[str] = ""
-    bounded_by_heads: ClassVar[bool] = False
-
     @property
     @abc.abstractmethod
     def max_drafts(self) -> int:
-        """The most drafted tokens a round, along one path if it drafts a tree. Static."""
+        """The largest number of drafts a round, along one path if it drafts a tree. Static."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Numbers of drafts that verification is compiled for, rising, the last of them all.
+        """The numbers of drafts that verification is compiled for, increasing.
 
-        That is `max_drafts` for a chain, and the number of nodes for a tree. Each round runs the shortest
+        The last one is `max_drafts` for a chain, and the number of nodes for a tree. Each round runs the shortest
         that holds every row's valid drafts.
         """
         return (self.max_drafts,)
@@ -81,7 +107,7 @@ class Drafter(abc.ABC):
 
     @property
     def capture(self) -> tuple[int, ...]:
-        """The target's hidden states that `init` and `observe` are given; `i` is the state entering layer `i`."""
+        """The target's hidden states to pass to `init` and `observe`; `i` is the state entering layer `i`."""
         return ()
 
     @property
@@ -90,107 +116,9 @@ class Drafter(abc.ABC):
         return False
 
     @property
-    def identically_distributed(self) -> bool:
-        """Whether it drafts several chains, independently and from one distribution."""
-        return False
-
-    @property
-    def default_verifier(self) -> Verifier:
-        """The verifier that accepts most for what it costs, for where none is named.
-
-        Plain decoding draws from the stream that `CoupledVerifier` shares with its drafters, so that coupled
-        speculation gives the tokens of plain decoding with the same key.
-        """
-        if self.max_drafts == 0:
-            return CoupledVerifier()
-        if self.tree:
-            return TreeVerifier() if self.deterministic else MultiDraftVerifier()
-        return TokenVerifier() if self.deterministic else BlockVerifier()
-
-    @property
-    def shared_tokens(self) -> tuple[int, int] | None:
-        """How many of the target's tokens a draft model of another tokenizer has, and of how many; else `None`."""
-        return None
-
-    @property
-    def context_length(self) -> int | None:
-        """The most tokens that a text and its drafts may have together; `None` if there is no bound.
-
-        Rows with longer texts are decoded on without drafts: the drafter sees them as done, and of any row no more
-        tokens than these and a round's.
-        """
-        return None
-
-    @property
-    def draft_length(self) -> DraftLength | None:
-        """The `DraftLength` that decides, row by row, how many of `max_drafts` are drafted; `None` if nothing does."""
-        return None
-
-    def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> Self:
-        """Returns the same drafter with another `k`.
-
-        Args:
-          k: the number of drafts, or what decides it.
-          lookup: that of `lookup_part`, if there is one; `None` is `k`.
-
-        Raises:
-          TypeError: it takes none, or none for a lookup half.
-        """
-        check_no_lookup(self, lookup)
-        raise TypeError(
-            f"{type(self).__name__} drafts a fixed number of tokens; leave k out, or pass a drafter that takes a k"
-        )
-
-    @classmethod
-    def by_name(cls, target: Model, argument: str | None = None, k: int | DraftLength | None = None) -> Self:
-        """Makes the drafter that the command line calls `name` or `name:argument`, if it needs no weights of its own.
-
-        Args:
-          target: the model to draft for.
-          argument: what follows the colon; `None` without one.
-          k: its `k`; `None` is the default.
-
-        Raises:
-          TypeError: it takes no `k`, but one was given.
-          ValueError: the argument, or `k`, does not fit.
-        """
-        del target
-        if argument is not None:
-            raise ValueError(f"{cls.name} takes no argument, got {cls.name}:{argument}; leave it out")
-        drafter = cls()
-        return drafter if k is None else drafter.with_length(k)
-
-    @property
-    def model_part(self) -> "Drafter":
-        """The model half of a hybrid; any other drafter itself."""
-        return self
-
-    @property
-    def lookup_part(self) -> "Drafter | None":
-        """The lookup half of a hybrid; `None` for any other drafter."""
-        return None
-
-    @property
-    def network(self) -> Any:
-        """The model or the head that it drafts with, if there is one."""
-        return None
-
-    @property
-    def cost_key(self) -> str:
-        """A name that tells it from drafters that cost something else with the same network."""
-        return self.name or type(self).__name__
-
-    def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
-        """Predicts the time that drafting takes, for the choice of a length.
-
-        By default each draft is a pass of the target.
-
-        Args:
-          model: predicts the time of passes for a target and a batch.
-          k: the most drafts a round.
-        """
-        del model, k
-        return DraftCosts(0.0, 1.0 + PASS)
+    def info(self) -> DrafterInfo:
+        """Facts about the drafter for argument checks, planning and reports."""
+        return DrafterInfo()
 
     def check(self, target: Model) -> None:  # noqa: B027 (nothing to check is the common case)
         """Raises `ValueError` or `TypeError` if this drafter cannot draft for `target`."""
@@ -200,35 +128,70 @@ class Drafter(abc.ABC):
         """Returns the state before the first round, a pytree of arrays.
 
         Args:
-          context: the padded prompt `tokens [b, s]`, its `length [b]`, and the target; every row is live.
-          prefilled: the target's pass over it, with the captured states `[b, t, d]` each.
-          slots: how many cache slots a row may ever need, a round's drafts included.
+          context: the padded prompt `tokens [b, s]`, its `length [b]`, and the target; no row is done.
+          prefilled: the target's pass over the prompt, with the captured states `[b, t, d]` each.
+          slots: the largest number of cache slots that a row can need, one round's drafts included.
         """
+
+    def held(self, state: Any) -> Int[Array, "*b"] | None:
+        """Returns how many tokens of each row's text the caches hold, which bounds what `extend` can reuse.
+
+        `None` means no bound: the state has no arrays, or can be rebuilt from the tokens. 0 means that the drafter
+        cannot continue a text that it holds a part of.
+
+        Args:
+          state: the state that `init`, `extend` or `observe` returned.
+        """
+        return jnp.int32(0) if jax.tree.leaves(state) else None
+
+    def extend(self, state: Any, context: Context, prefilled: Prefilled, start: Int[Array, "b"]) -> Any:
+        """Returns the state before the first round for another text that shares a prefix with the text of `state`.
+
+        `init` is `extend` from an empty state, with a `start` of 0.
+
+        Args:
+          state: the state that `init`, `extend` or `observe` returned, with arrays large enough for the new text.
+          context: the new text, with room for everything that follows, and the target.
+          prefilled: the target's pass over the tokens from `start` on, except the last: index `i` of a captured state
+            `[b, t, d]` belongs to token `start + i`. `start + t` slots must exist.
+          start: the number of leading tokens to reuse: at most `held`, and at most the text's length minus two, as at
+            least one token is always fed.
+
+        Raises:
+          NotImplementedError: the state holds arrays, and the drafter does not override this method.
+        """
+        del context, prefilled, start
+        if jax.tree.leaves(state):
+            raise NotImplementedError(
+                f"{type(self).__name__} cannot continue a text from a state that holds a part of it, and its `held` is "
+                "0; feed the whole text and call init"
+            )
+        return state
 
     @abc.abstractmethod
     def propose(self, rng: Rng, state: Any, context: Context) -> tuple[Proposal, Any]:
         """Drafts tokens after the committed ones: `max_drafts` in a chain, `lengths[-1]` in a tree.
 
         Args:
-          rng: `rng.draft_noise(offset, vocab_size)` is Gumbel noise `[b, v]` for draft `offset`: adding it to
-            log-probabilities and taking the argmax draws a token.
-          state: what `init` or `observe` returned.
-          context: row `b` holds `tokens[b, :length[b]]`; rows that are `done` need no drafts.
+          rng: `rng.draft_noise(offset, vocab_size)` is the Gumbel noise `[b, v]` of draft `offset`: add it to
+            log-probabilities and take the argmax to draw a token.
+          state: the state that `init` or `observe` returned.
+          context: the text; row `b` holds `tokens[b, :length[b]]`, and rows that are `done` need no drafts.
 
         Returns:
-          The proposal, and the state. The state is of the same shapes and dtypes as that which `observe` returns, if
-          `lengths` begins with 0: a round is then a loop.
+          The proposal, and the new state. If `lengths` begins with 0, the state must have the shapes and dtypes of the
+          one that `observe` returns, since rounds then run in a loop.
         """
 
     def observe(self, state: Any, context: Context, verdict: Verdict, hidden: tuple[Array, ...]) -> Any:
         """Returns the state after a round.
 
         Args:
-          state: what `propose` returned.
-          context: the one before the round.
-          verdict: `accepted [b]` drafts of each row, and the `next_token [b]` that follows them.
-          hidden: `[b, max_drafts + 1, d]` each: the captured states of the last token and the drafts; `[b, 1, d]`
-            after a round that scored none, where `lengths` begins with 0.
+          state: the state that `propose` returned.
+          context: the text before the round.
+          verdict: the number of `accepted [b]` drafts of each row, and the `next_token [b]` that follows them.
+          hidden: the captured states of the last token and the drafts, `[b, max_drafts + 1, d]` each; `[b, 1, d]`
+            after a round without drafts, if `lengths` begins with 0.
         """
         del context, verdict, hidden
         return state
@@ -237,15 +200,13 @@ class Drafter(abc.ABC):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NoDrafter(Drafter):
-    """Drafts nothing: plain decoding, by the same code.
+    """Drafts nothing, which is plain decoding through the same code.
 
     Example:
       >>> plain = jaxspec.generate(target, jaxspec.drafters.NoDrafter(), prompt, max_new_tokens=4)
       >>> bool((plain.tokens == jaxspec.generate(target, None, prompt, max_new_tokens=4).tokens).all())
       True
     """
-
-    name: ClassVar[str] = "none"
 
     @property
     def max_drafts(self) -> int:
@@ -263,7 +224,49 @@ class NoDrafter(Drafter):
         return Proposal(empty, empty.astype(bool)), state
 
 
-def check_no_lookup(drafter: Drafter, lookup: int | DraftLength | None) -> None:
-    """Raises if a `k` is meant for the lookup half of a drafter that has none."""
-    if lookup is not None:
-        raise TypeError(f"{type(drafter).__name__} has no lookup half, got lookup={lookup!r}; pass k alone")
+class AdjustableDrafter(Drafter):
+    """Drafts up to `k` tokens a round, where `k` is a number or a `DraftLength`; subclasses are dataclasses.
+
+    A subclass defines `draft_length`, and consults it in `propose` and `observe` for how far each row drafts. Only
+    rows in `context.draftable` count: in a `HybridDrafter`, the others are drafted by another drafter. `LookupDrafter`
+    already does this for drafters that copy from the text.
+
+    Example:
+      >>> import dataclasses
+      >>> from jaxspec.draft_length import NUMBER_IS_STATIC, as_draft_length
+      >>> @jaxspec.core.register_dataclass
+      ... @dataclasses.dataclass(frozen=True)
+      ... class RepeatDrafter(jaxspec.drafters.AdjustableDrafter):
+      ...     k: int | jaxspec.draft_length.DraftLength = dataclasses.field(default=3, metadata=NUMBER_IS_STATIC)
+      ...     draft_length = property(lambda self: as_draft_length(self.k))
+      ...     deterministic = property(lambda self: True)
+      ...     def init(self, context, prefilled, slots):
+      ...         return self.draft_length.init(context.tokens.shape[0])
+      ...     def propose(self, rng, state, context):
+      ...         longest = self.draft_length.longest(state, context.draftable, context.active)
+      ...         tokens = jnp.repeat(context.last, self.max_drafts, axis=1)
+      ...         valid = jnp.arange(self.max_drafts)[None] < longest[:, None]
+      ...         return jaxspec.core.Proposal(tokens, valid & context.draftable[:, None]), state
+      >>> RepeatDrafter().max_drafts, RepeatDrafter(k=2).lengths
+      (3, (2,))
+      >>> jaxspec.generate(target, RepeatDrafter(), prompt, max_new_tokens=4).tokens.shape
+      (2, 4)
+    """
+
+    @property
+    @abc.abstractmethod
+    def draft_length(self) -> DraftLength:
+        """The `DraftLength` that `k` stands for."""
+
+    @property
+    def max_drafts(self) -> int:
+        return self.draft_length.lengths[-1]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.draft_length.lengths
+
+
+def draft_length_of(drafter: Drafter) -> DraftLength | None:
+    """Returns the drafter's `DraftLength`, or `None` if it has none."""
+    return drafter.draft_length if isinstance(drafter, AdjustableDrafter) else None

@@ -1,10 +1,10 @@
-"""Calls drafters with texts that fit their contexts alone: a draft model may take shorter texts than its target.
+"""Keeps drafters within their context lengths, where a draft model reads shorter texts than its target.
 
 context 8      row 0   a b c d e . . . . .    five tokens: at most three more are drafted
-               row 1   f g h i j k l m n .    has outgrown the context: the drafter sees a row that ended as `f`
+               row 1   f g h i j k l m n .    has outgrown the context: the drafter sees a finished row, `f`
 
-A text never shrinks, so nothing is ever drafted again for a row that has outgrown the context, and what the drafter
-holds of it does not matter. Its cache thus has slots for its context and a round, however long the text becomes.
+Texts never shrink, so a row that has outgrown the context is never drafted for again, and the drafter's state for it
+does not matter. Hence the drafter's cache needs slots only for its context and one round, however long the text is.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.random import Rng
@@ -22,7 +22,7 @@ from jaxspec.drafters.base import Drafter
 
 
 def init(drafter: Drafter, context: Context, prefilled: Prefilled, slots: int) -> Any:
-    """Returns the state of a drafter before the first round, as `Drafter.init` does."""
+    """Returns a drafter's state before the first round, as `Drafter.init` does."""
     if _holds(drafter, slots):
         return drafter.init(context, prefilled, slots)
     most = _slots(drafter, slots)
@@ -30,32 +30,47 @@ def init(drafter: Drafter, context: Context, prefilled: Prefilled, slots: int) -
     return drafter.init(_seen(drafter, context, slots), dataclasses.replace(prefilled, hidden=hidden), most)
 
 
+def extend(drafter: Drafter, state: Any, context: Context, prefilled: Prefilled, start: Int[Array, "b"]) -> Any:
+    """Returns a drafter's state for another text with a shared prefix, as `Drafter.extend` does."""
+    slots = context.tokens.shape[1]
+    if _holds(drafter, slots):
+        return drafter.extend(state, context, prefilled, start)
+    seen, most = _seen(drafter, context, slots), _slots(drafter, slots)
+    prefilled = dataclasses.replace(prefilled, hidden=tuple(x[:, :most] for x in prefilled.hidden))
+    return drafter.extend(state, seen, prefilled, jnp.minimum(start, seen.length - 1))
+
+
 def propose(drafter: Drafter, rng: Rng, state: Any, context: Context) -> tuple[Proposal, Any]:
-    """Drafts as `Drafter.propose` does, in each row as many tokens as its context has room for."""
+    """Drafts as `Drafter.propose` does, limiting each row to the room in the drafter's context."""
     slots = context.tokens.shape[1]
     proposal, state = drafter.propose(rng, state, _seen(drafter, context, slots))
     if _holds(drafter, slots) and context.max_drafts is None:
         return proposal, state
-    # How many are submitted depends on the committed text alone, so no distribution changes.
-    return dataclasses.replace(proposal, valid=proposal.valid & _within(proposal, room(drafter, context))), state
+    # The limit depends on the committed text alone, so no distribution changes.
+    most = room(drafter, context)
+    if proposal.parents is None:
+        places = 1 + jnp.arange(proposal.tokens.shape[1], dtype=jnp.int32)[None]
+    else:
+        places = depths(proposal.parents, proposal.depth)
+    return dataclasses.replace(proposal, valid=proposal.valid & (places <= most[:, None])), state
 
 
 def observe(drafter: Drafter, state: Any, context: Context, verdict: Verdict, hidden: tuple[Array, ...]) -> Any:
-    """Returns the state of a drafter after a round, as `Drafter.observe` does."""
+    """Returns a drafter's state after a round, as `Drafter.observe` does."""
     return drafter.observe(state, _seen(drafter, context, context.tokens.shape[1]), verdict, hidden)
 
 
 def room(drafter: Drafter, context: Context) -> Int[Array, "b"]:
-    """Counts the drafts that a row may have: as many as fit into the drafter's context, and as the caller allows."""
+    """Returns each row's limit on drafts, from the drafter's context and from the caller."""
     return context.at_most(_fitting(drafter, context))
 
 
 def lengths(drafter: Drafter, slots: int, *, limited: bool) -> tuple[int, ...]:
-    """Returns the numbers of drafts of the target's passes: where all rows may rest, none is one of them.
+    """Returns the numbers of drafts that verification is compiled for, including 0 if all rows may have no drafts.
 
     Args:
-      drafter: whose drafts are verified.
-      slots: of the text.
+      drafter: the drafter.
+      slots: the number of cache slots a row.
       limited: whether the caller limits the drafts of rows.
     """
     if drafter.tree or drafter.lengths[0] == 0 or (_holds(drafter, slots) and not limited):
@@ -64,25 +79,26 @@ def lengths(drafter: Drafter, slots: int, *, limited: bool) -> tuple[int, ...]:
 
 
 def _fitting(drafter: Drafter, context: Context) -> Int[Array, "b"]:
-    """Counts the drafts that fit into a drafter's context behind each row's text; 0 where the drafter rests."""
+    """Returns how many drafts fit into the drafter's context after each row's text; 0 if the row is not drafted for."""
     most = jnp.full_like(context.length, drafter.max_drafts)
-    if drafter.context_length is None:
-        return most
-    return jnp.clip(drafter.context_length - context.length, 0, most)
+    bound = drafter.info.context_length
+    return most if bound is None else jnp.clip(bound - context.length, 0, most)
 
 
 def _holds(drafter: Drafter, slots: int) -> bool:
-    """Returns whether texts of so many slots, a round's drafts included, fit the drafter's context."""
-    return drafter.context_length is None or slots <= drafter.context_length
+    """Returns whether texts of `slots` tokens, one round's drafts included, fit the drafter's context."""
+    bound = drafter.info.context_length
+    return bound is None or slots <= bound
 
 
 def _slots(drafter: Drafter, slots: int) -> int:
-    """Returns how many slots the drafter's own text has: drafts that do not count may lie beyond its context."""
-    return slots if drafter.context_length is None else min(slots, drafter.context_length + drafter.max_drafts + 1)
+    """Returns the drafter's number of slots; drafts that are masked out may be beyond its context."""
+    bound = drafter.info.context_length
+    return slots if bound is None else min(slots, bound + drafter.max_drafts + 1)
 
 
 def _seen(drafter: Drafter, context: Context, slots: int) -> Context:
-    """Returns the context as the drafter sees it; rows without room have ended with their first token."""
+    """Returns the context as the drafter sees it; rows without room appear done, with one token."""
     if _holds(drafter, slots):
         return context
     rests = _fitting(drafter, context) == 0
@@ -92,12 +108,3 @@ def _seen(drafter: Drafter, context: Context, slots: int) -> Context:
         length=jnp.where(rests, 1, context.length),
         done=context.done | rests,
     )
-
-
-def _within(proposal: Proposal, most: Int[Array, "b"]) -> Bool[Array, "b n"]:
-    """Returns which drafts stand in the first `most` places behind each row's text."""
-    if proposal.parents is None:
-        places = 1 + jnp.arange(proposal.tokens.shape[1], dtype=jnp.int32)[None]
-    else:
-        places = depths(proposal.parents, proposal.depth)
-    return places <= most[:, None]

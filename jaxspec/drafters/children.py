@@ -18,29 +18,39 @@ class Draw(abc.ABC):
     """Chooses the children of nodes. Frozen and static.
 
     Attributes:
-      deterministic: children are a function of the text, and no distribution is reported for them.
+      deterministic: whether children are a function of the text, so that no distribution is reported for them.
     """
 
     deterministic: ClassVar[bool] = False
 
     def weights(self, policy: Policy, logits: Float[Array, "b w v"]) -> Float[Array, "b w v"]:
-        """Returns the weights that children are chosen by: the policy's log-probabilities."""
+        """Returns the weights to choose the children of `w` nodes by: the policy's log-probabilities."""
         return policy.log_probs(logits)
 
     @abc.abstractmethod
     def children(
         self, rng: Rng, level: Int[Array, ""], weights: Float[Array, "b w v"], count: int
     ) -> tuple[Int[Array, "b w c"], Bool[Array, "b w c"]]:
-        """Returns `count` children for each of `w` nodes, best first, and which of them exist.
+        """Chooses `count` children for each of `w` nodes.
 
-        `level` counts the drafted tokens before the children. Different nodes of a round, of one
-        level or of several, are drawn with independent noise.
+        Noise is independent for different nodes of a round, within a level and across levels.
+
+        Args:
+          rng: the round's random numbers.
+          level: the number of drafted tokens above the children.
+          weights: the result of `weights`.
+          count: the number of children of each node.
+
+        Returns:
+          The children's tokens, best first, and which of them exist.
         """
 
     def log_probs(self, parent: Float[Array, "b n v"], before: Int[Array, "b n s"]) -> Float[Array, "b n v"]:
-        """Returns the normalized distribution of each node, given its parent's and the siblings `before` it.
+        """Returns the normalized distribution that each node was drawn from.
 
-        -1 in `before` is no sibling.
+        Args:
+          parent: log-probabilities of its parent.
+          before: tokens of its earlier siblings, padded with -1.
         """
         del before
         return parent
@@ -48,10 +58,10 @@ class Draw(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class MostLikely(Draw):
-    """Takes the most probable tokens, in order: the child of rank 0 is the draft's own best.
+    """Takes the most probable tokens in order, so that the child of rank 0 is the draft's top-1 token.
 
-    These are deterministic guesses: they need no distribution, and are accepted with the target's probability of them.
-    They do not follow the noise that `CoupledVerifier` shares: there, `WithoutReplacement` is accepted more.
+    These guesses are deterministic: they need no distribution, and are accepted with the probability that the target
+    gives them. They ignore the noise that `CoupledVerifier` shares, with which `WithoutReplacement` is accepted more.
 
     References:
       EAGLE-1: Li et al. (2024), arXiv:2401.15077.
@@ -75,11 +85,11 @@ class MostLikely(Draw):
 
 @dataclasses.dataclass(frozen=True)
 class WithoutReplacement(Draw):
-    """Draws different tokens, each from what the siblings before it left of their parent's distribution.
+    """Draws distinct tokens without replacement from the parent's distribution (Gumbel-top-k).
 
-    All are drawn at once: the largest log-probabilities with Gumbel noise added, in falling order. Where fewer tokens
-    have any probability, the other children do not exist. With the noise that `CoupledVerifier` shares, these are the
-    tokens that the target's own noise ranks first.
+    All are drawn at once: the largest sums of log-probability and Gumbel noise, in decreasing order. If fewer tokens
+    have nonzero probability, the remaining children do not exist. With the noise that `CoupledVerifier` shares, these
+    are the tokens that the target's own noise ranks first.
 
     References:
       Kool et al. (2019), arXiv:1903.06059 (Gumbel-top-k).
@@ -105,15 +115,15 @@ class WithoutReplacement(Draw):
         for sibling in range(before.shape[-1]):
             left = jnp.where(ids == before[:, :, sibling : sibling + 1], -jnp.inf, left)
         total = jax.nn.logsumexp(left, axis=-1, keepdims=True)
-        # A child that does not exist gets its parent's distribution, so every row stays normalized.
+        # A child that does not exist gets its parent's distribution, so that every row stays normalized.
         return jnp.where(total > -jnp.inf, left - total, parent)
 
 
 @dataclasses.dataclass(frozen=True)
 class WithReplacement(Draw):
-    """Draws independently from the parent's distribution, so that siblings may be the same token.
+    """Draws independently from the parent's distribution, so that siblings can be equal.
 
-    With the noise that `CoupledVerifier` shares they always are: pass `WithoutReplacement` there.
+    With the noise that `CoupledVerifier` shares, siblings are always equal: pass `WithoutReplacement` there.
 
     References:
       SpecTr: Sun et al. (2023), arXiv:2310.15141, section 4.

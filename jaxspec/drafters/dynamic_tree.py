@@ -1,14 +1,14 @@
-"""Drafts a tree that grows where the draft model is sure: another in each row and round.
+"""Drafts a tree that grows where the draft model is confident, so that its shape differs by row and round.
 
     expand      the best `top_k` nodes of a level are fed; each gets `top_k` children
-    rerank      of all children found, the `nodes` with the most probable paths are submitted
+    rerank      among all children found, the `nodes` with the most probable paths are submitted
 
-A candidate's number counts the text's children first, and then each fed node's in turn, so that
-parents have lower numbers than their children.
+Candidates are numbered from the text's children on, and then through each fed node's children in turn, so that parents
+have lower numbers than their children.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,24 +17,33 @@ from jaxtyping import Float, Int
 
 from jaxspec.core import check_policy
 from jaxspec.core.model import Model
-from jaxspec.core.parts import whole
-from jaxspec.core.prefill import Prefilled
+from jaxspec.core.parts import unsharded
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy, Sampling
-from jaxspec.core.state import Context, Proposal, Verdict
-from jaxspec.core.tree_arguments import positive
-from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.draft_model import Draft, DraftSource, Hidden, as_draft, check_takes_trees
-from jaxspec.drafters.frontier import Drafted, Level, by_row, descend, first_paths, grow, of_rows, top_tokens
+from jaxspec.core.state import Context, Proposal
+from jaxspec.core.tree import positive
+from jaxspec.drafters.base import DrafterInfo
+from jaxspec.drafters.draft_model import DraftSource, check_takes_trees
+from jaxspec.drafters.frontier import (
+    Drafted,
+    FrontierDrafter,
+    Level,
+    by_row,
+    descend,
+    first_paths,
+    grow,
+    keep_rows,
+    top_tokens,
+)
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Candidates:
-    """Holds nodes that could be submitted, each with the log-probability of its path from the text.
+    """Holds candidate nodes, each with the log-probability of its path from the text.
 
-    `fed` numbers the fed candidates, in the order of their passes.
+    `fed` holds the numbers of the fed candidates, in the order of their passes.
     """
 
     tokens: Int[Array, "b m"]
@@ -44,19 +53,19 @@ class Candidates:
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class DynamicTreeDrafter(Drafter):
+class DynamicTreeDrafter(FrontierDrafter):
     """Drafts the tree of the most probable paths that a draft model finds: EAGLE-2's expand and rerank.
 
-    The tree is a function of the text, and its tokens are certain, so any verifier of trees keeps the target's
+    The tree is a function of the text, and its tokens are certain, so any tree verifier preserves the target's
     distribution. Drafting takes `depth` passes over `top_k` tokens.
 
     Attributes:
-      model: any `Model` that takes trees, which one without a cache does not; or an EAGLE head.
-      top_k: how many nodes of a level are fed, and how many children each gets.
-      depth: the most drafts along one path.
-      nodes: how many are submitted to verification.
-      sampling: the policy whose distribution scores paths, one for all rows; `None` is the draft model's
-        own distribution, as in the paper. A temperature of 0 leaves one chain.
+      model: any `Model` that takes trees, which requires a cache; or an EAGLE head.
+      top_k: the number of nodes to feed in each level, and the number of children of each.
+      depth: the largest number of drafts along one path.
+      nodes: the number of nodes to submit to verification.
+      sampling: the policy whose distribution scores paths, shared by all rows; `None` uses the draft model's own
+        distribution, as in the paper. A temperature of 0 leaves one chain.
 
     References:
       EAGLE-2: Li et al. (2024), arXiv:2406.16858, section 4.
@@ -67,7 +76,6 @@ class DynamicTreeDrafter(Drafter):
       (2, 8)
     """
 
-    name: ClassVar[str] = "dynamic-tree"
     model: Model | DraftSource
     top_k: int = dataclasses.field(default=8, metadata={"static": True})
     depth: int = dataclasses.field(default=5, metadata={"static": True})
@@ -78,10 +86,6 @@ class DynamicTreeDrafter(Drafter):
         for name in ("top_k", "depth", "nodes"):
             positive(name, getattr(self, name))
         check_nodes(self.nodes, self.top_k, self.depth)
-
-    @property
-    def tree(self) -> bool:
-        return True
 
     @property
     def deterministic(self) -> bool:
@@ -96,35 +100,19 @@ class DynamicTreeDrafter(Drafter):
         return (self.nodes,)
 
     @property
-    def network(self) -> Model | DraftSource:
-        return self.model
-
-    @property
-    def context_length(self) -> int | None:
-        return self._draft.context_length
+    def info(self) -> DrafterInfo:
+        return DrafterInfo(self.model, self.model.context_length)
 
     def check(self, target: Model) -> None:
         if self.sampling is not None:
             check_policy.draft_policy(self.sampling)
-        self._draft.check(type(self).__name__, target)
+        self.draft.check(type(self).__name__, target)
         check_takes_trees(type(self).__name__, self.model)
         if self.top_k > target.vocab_size:
             raise ValueError(f"top_k is {self.top_k}, the vocabulary has {target.vocab_size} tokens; pass fewer")
 
-    @property
-    def capture(self) -> tuple[int, ...]:
-        """The target's hidden states that the draft reads."""
-        return self._draft.capture
-
-    @property
-    def _draft(self) -> Draft:
-        return as_draft(self.model, self.max_drafts)
-
-    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> Any:
-        return self._draft.init(context, prefilled, slots)
-
     def propose(self, rng: Rng, state: Any, context: Context) -> tuple[Proposal, Drafted]:
-        window, draft_state = self._draft.first(state, context)
+        window, draft_state = self.draft.first(state, context)
         scores, tokens = self._children(context, window.logits[:, None], None)
         found, pending = Candidates(tokens[:, 0], scores[:, 0], jnp.zeros((tokens.shape[0], 0), jnp.int32)), None
         if self.depth > 1:
@@ -140,25 +128,21 @@ class DynamicTreeDrafter(Drafter):
                 return Level(next_tokens, parents, (best, path), Candidates(flat, chances, picked))
 
             carry = found.scores, first_paths(context, found.tokens, self.depth)
-            below, pending = grow(self._draft, context, window, found.tokens, self.depth - 1, carry, extend)
+            below, pending = grow(self.draft, context, window, found.tokens, self.depth - 1, carry, extend)
             found = join(found, below)
         proposal, drafted = submit(found, self.top_k, self.nodes, self.depth, draft_state, pending)
-        return of_rows(proposal, self._draft.ready(context)), drafted
-
-    def observe(self, state: Drafted, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
-        cache = state.keep(self._draft.cache(state.draft_state), verdict)
-        return self._draft.observe(self._draft.put(state.draft_state, cache), context, verdict, hidden)
+        return keep_rows(proposal, self.draft.has_context(context)), drafted
 
     def _children(
         self, context: Context, logits: Float[Array, "b w n"], path: Int[Array, "b w d"] | None
     ) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
         policy = Sampling() if self.sampling is None else self.sampling
-        logits = context.process(self._draft.over_vocabulary(logits), path)
+        logits = context.process(self.draft.vocabulary.expand(logits), path)
         return best_children(policy.log_probs(logits), self.top_k)
 
 
 def check_nodes(nodes: int, top_k: int, depth: int) -> None:
-    """Raises `ValueError` if a tree has more nodes than are found."""
+    """Raises `ValueError` if a tree is to have more nodes than expansion finds."""
     found = top_k + (depth - 1) * top_k**2
     if nodes > found:
         raise ValueError(
@@ -171,18 +155,23 @@ def best_children(
     log_probs: Float[Array, "*rows n"], top_k: int
 ) -> tuple[Float[Array, "*rows c"], Int[Array, "*rows c"]]:
     """Returns the log-probabilities and tokens of the `top_k` most probable children."""
-    # Complete on every device: the search goes on in them without a word to the others.
-    scores, tokens = map(whole, top_tokens(log_probs, top_k))
-    # At most 0, even by rounding: a path is never more probable than its beginning. NaN is worst.
+    # Replicated on every device, so that the search continues without communication.
+    scores, tokens = map(unsharded, top_tokens(log_probs, top_k))
+    # Clip rounding errors above 0: no path is more probable than its beginning. NaN counts as the worst.
     return jnp.where(scores > -jnp.inf, jnp.minimum(scores, 0.0), -jnp.inf), tokens
 
 
 def expand(
     scores: Float[Array, "b w"], added: Float[Array, "b w c"]
 ) -> tuple[Float[Array, "b w_times_c"], Int[Array, "b w"], Float[Array, "b w"]]:
-    """Returns the scores of all children's paths, and the best `w` of them: their indices and scores.
+    """Scores the paths of all children, and chooses the best `w`.
 
-    `added` is each child's log-probability, at most 0. Of equals the first is better.
+    Args:
+      scores: the log-probability of the path of each fed node.
+      added: each child's log-probability, at most 0.
+
+    Returns:
+      The scores of all children's paths; the indices of the best `w`, where ties go to the first; and their scores.
     """
     paths = (scores[..., None] + added).reshape(scores.shape[0], -1)
     best, picked = jax.lax.top_k(paths, scores.shape[1])
@@ -190,10 +179,10 @@ def expand(
 
 
 def join(first: Candidates, levels: Candidates) -> Candidates:
-    """Joins the text's children with those of the fed levels, `[levels, b, ...]`; `fed` holds their numbers."""
+    """Concatenates the text's children and those of the fed levels, `[levels, b, ...]`; renumbers `fed`."""
     count, (depth, batch, width) = first.tokens.shape[1], levels.fed.shape
     offsets = count + levels.tokens.shape[2] * jnp.arange(depth, dtype=jnp.int32)
-    # All of the text's children are fed first; what the last level would feed next is not.
+    # All of the text's children are fed first; the nodes that the last level would feed next are not.
     start = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), (batch, count))
     fed = by_row(levels.fed + offsets[:, None, None])[:, : (depth - 1) * width]
     both = lambda x, below: jnp.concatenate([x, by_row(below)], axis=1)  # noqa: E731
@@ -205,10 +194,10 @@ def join(first: Candidates, levels: Candidates) -> Candidates:
 def rerank(
     scores: Float[Array, "b m"], parents: Int[Array, "b m"], count: int
 ) -> tuple[Int[Array, "b n"], Int[Array, "b n"]]:
-    """Returns the `count` best candidates in order of their numbers, and the parent of each among them.
+    """Returns the `count` best candidates in order of their numbers, and the index of each one's parent among them.
 
-    Of equals the lower number is chosen. A parent's score is no lower than its child's and its
-    number is, so whatever is chosen, its parent is too.
+    Ties go to the lower number. A parent's score is at least its child's and its number is lower, so the parent of
+    every chosen candidate is chosen too.
     """
     chosen = jnp.sort(jax.lax.top_k(scores, count)[1].astype(jnp.int32), axis=1)
     above = jnp.take_along_axis(parents, chosen, axis=1)
@@ -217,7 +206,7 @@ def rerank(
 
 
 def submit(found: Candidates, top_k: int, nodes: int, depth: int, draft_state, pending) -> tuple[Proposal, Drafted]:
-    """Returns the proposal of the best candidates, and where their cache entries are."""
+    """Returns the proposal of the best candidates, and the slots of their cache entries."""
     roots = jnp.full((found.tokens.shape[0], top_k), -1, jnp.int32)
     parents = jnp.concatenate([roots, jnp.repeat(found.fed, top_k, axis=1)], axis=1)
     chosen, parents = rerank(found.scores, parents, nodes)

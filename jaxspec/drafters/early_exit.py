@@ -1,4 +1,4 @@
-"""Drafts with the target's own first layers; verification goes on from what they computed of the drafts.
+"""Drafts with the target's own first layers; verification resumes from their results for the drafts.
 
 text       a  b  c  d  e             e is committed and unfed; the target's cache holds a b c d
 drafting   e -> x -> y -> z          the first layers alone, over the first layers of that cache
@@ -7,39 +7,39 @@ verify     [e x y z]                 the other layers alone
 """
 
 import dataclasses
-from typing import Any, ClassVar, Protocol, Self, cast, runtime_checkable
+from typing import Any, Protocol, Self, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core import validate
 from jaxspec.core.bit_exact import check_whole
 from jaxspec.core.model import Model, ModelOutput
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal
-from jaxspec.core.tree_arguments import positive
+from jaxspec.core.tree import positive
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
-from jaxspec.draft_length.costs import CostModel, DraftCosts
-from jaxspec.drafters.capture import check_capture
+from jaxspec.drafters.base import DrafterInfo
 from jaxspec.drafters.chain import ChainDrafter
-from jaxspec.drafters.draft_model import Hidden, SelfDraft, Window
+from jaxspec.drafters.draft_model import DraftState, Hidden, SelfDraft, Window, check_capture
+from jaxspec.drafters.draft_vocabulary import Vocabulary
 from jaxspec.nn.cache import KVCache
-from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.nn.partial import Partial
+from jaxspec.nn.transformer import Partial
 
 
 @runtime_checkable
 class ExitHead(Protocol):
-    """Specifies a trained exit, such as `jaxspec.contrib.exit_head` trains.
+    """Specifies a trained exit, such as those of `jaxspec.contrib.exit_head`.
 
     Attributes:
-      layers: after how many of the target's layers it exits.
-      width: of the states that it reads.
-      draft_vocab_size: how many tokens it guesses; `None` is all of the target's.
+      layers: the number of the target's layers before the exit.
+      width: the size of the states that it reads.
+      ids: the tokens that it guesses, increasing; `None` means all of the target's.
     """
 
     @property
@@ -49,29 +49,21 @@ class ExitHead(Protocol):
     def width(self) -> int: ...
 
     @property
-    def draft_vocab_size(self) -> int | None: ...
+    def ids(self) -> Int[Array, "n"] | None: ...
 
     def __call__(self, target: Any, hidden: Float[Array, "b t d"]) -> Float[Array, "b t n"]:
-        """Returns logits over the draft vocabulary, float32, of states `[b, t, width]`."""
-        ...
-
-    def over_vocabulary(self, logits: Float[Array, "*rows n"], vocab_size: int) -> Float[Array, "*rows v"]:
-        """Returns the same logits over the target's vocabulary."""
-        ...
-
-    def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
-        """Returns the target's ids of tokens of the draft vocabulary."""
+        """Returns logits over the draft vocabulary, float32, for states `[b, t, width]`."""
         ...
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Fed:
-    """Holds the tokens that went through the first layers in a round: the last committed token, then drafts.
+    """Holds the tokens fed through the first layers in a round: the last committed token, then drafts.
 
     Attributes:
-      partial: their pass, with room for a round's.
-      count: how many they are; what lies beyond is stale.
+      partial: the results of the first layers, in a buffer for one round.
+      count: the number of tokens fed; later slots are stale.
     """
 
     partial: Partial
@@ -85,7 +77,7 @@ class Fed:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EarlyExitDraft(SelfDraft):
-    """Drafts up to `k` tokens with the first layers of `target`, and its final norm and head or a trained exit."""
+    """Drafts up to `k` tokens with the first layers of `target`, and its final norm and head, or a trained exit."""
 
     target: LanguageModel
     layers: int = dataclasses.field(metadata={"static": True})
@@ -93,16 +85,12 @@ class EarlyExitDraft(SelfDraft):
     head: ExitHead | None = None
 
     @property
-    def vocab_size(self) -> int:
-        return self.target.vocab_size
-
-    @property
-    def draft_vocab_size(self) -> int:
-        size = None if self.head is None else self.head.draft_vocab_size
-        return self.vocab_size if size is None else size
+    def vocabulary(self) -> Vocabulary:
+        ids = None if self.head is None else self.head.ids
+        return Vocabulary(self.target.vocab_size, ids, self.target.placement)
 
     def check(self, name: str, target: Model) -> None:
-        if not (isinstance(target, LanguageModel) and target.resumes):
+        if not (isinstance(target, LanguageModel) and target.traits.resumes):
             raise TypeError(
                 f"{name} stops and resumes the passes of a LanguageModel over a jaxspec.nn.Transformer, got a target "
                 f"of type {type(target).__name__}; load the target with jaxspec.load, or pass another drafter"
@@ -117,31 +105,23 @@ class EarlyExitDraft(SelfDraft):
         if self.head is not None:
             check_capture(name, target, (self.layers,), self.head.width)
 
-    def catch_up(self, state: Any, context: Context, begins: Bool[Array, ""]) -> Fed:
+    def catch_up(self, state: Any, context: Context, will_draft: Bool[Array, ""]) -> DraftState:
         shape = (context.length.shape[0], self.k + 1)
         whole = jax.ShapeDtypeStruct(shape, jnp.int32)
         cache = cast(KVCache, context.cache)  # that of a LanguageModel
         _, partial = jax.eval_shape(lambda tokens: self.target.begin(tokens, cache, self.layers), whole)
-        return Fed(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), partial), jnp.int32(0))
+        return DraftState(Fed(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), partial), jnp.int32(0)))
 
-    def first(self, state: Fed, context: Context) -> tuple[Window, Fed]:
-        logits, partial = self.feed(context, context.last, state)
-        return Window(logits[:, 0], state, partial, ()), state.append(partial)
+    def first(self, state: DraftState, context: Context) -> tuple[Window, DraftState]:
+        logits, partial = self.feed(context, context.last, state.cache)
+        return Window(logits[:, 0], state.cache, partial, ()), DraftState(state.cache.append(partial))
 
     def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Any, **tree: Any) -> ModelOutput:
         logits, partial = self.feed(context, tokens, cache)
         return ModelOutput(logits, cast(Any, partial))  # no cache takes it: `Fed.append` does
 
-    def over_vocabulary(self, logits: Float[Array, "b t n"]) -> Float[Array, "b t v"]:
-        if self.head is None:
-            return logits
-        return self.target.placement.logits(self.head.over_vocabulary(logits, self.vocab_size))
-
-    def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
-        return places if self.head is None else self.head.token_ids(places)
-
     def feed(self, context: Context, tokens: Int[Array, "b 1"], fed: Fed) -> tuple[Float[Array, "b 1 n"], Partial]:
-        """Runs the first layers over one more token, which sees the text and what was fed."""
+        """Runs the first layers over one more token, which attends to the text and the tokens fed before it."""
         room = jnp.arange(self.k + 1, dtype=jnp.int32)
         mask = jnp.pad(room < fed.count, (0, 1), constant_values=True)
         offsets = jnp.append(room, fed.count)
@@ -153,7 +133,7 @@ class EarlyExitDraft(SelfDraft):
             positions=context.length[:, None] - 1 + offsets[None],
             pending=fed.partial.entries,
         )
-        if self.head is not None:  # the compiler leaves out logits that nobody reads
+        if self.head is not None:  # the compiler removes the unused logits
             logits = self.target.placement.logits(self.head(self.target, partial.hidden))
         return logits, partial
 
@@ -163,17 +143,16 @@ class EarlyExitDraft(SelfDraft):
 class EarlyExitDrafter(ChainDrafter):
     """Draws a chain of tokens from the target's first layers, through its own final norm and head.
 
-    There is no second model and no second cache: the first layers' keys and values of the text are the target's, and
-    verification goes on from what they computed of the drafts. A round of `k` drafts costs `k + 1` passes of the first
-    layers over one token and one pass of the others over `k + 1`. Only targets that were trained to exit early
-    (`jaxspec train early-exit --whole-model`), or that have a trained exit (`head`), guess well like this.
+    There is no second model and no second cache: the first layers use the target's keys and values of the text, and
+    verification resumes from their results for the drafts. A round of `k` drafts costs `k + 1` passes of the first
+    layers over one token, and one pass of the remaining layers over `k + 1`. Only targets that were trained to exit
+    early (`jaxspec train early-exit --whole-model`), or that have a trained exit (`head`), guess well this way.
 
     Attributes:
-      layers: how many of the target's layers draft.
-      k: the most drafted tokens a round. Give a `DraftLength` in its place to draft as many as pay.
-      sampling: the policy that drafts are drawn with, one for all rows; `None` is the target's
-        own, row by row.
-      head: an exit that was trained for this target and so many layers, from `jaxspec.load_head`; `None` is the
+      layers: the number of the target's layers to draft with.
+      k: the largest number of drafts a round. Pass a `DraftLength` to choose it round by round.
+      sampling: the policy to draw drafts with, shared by all rows; `None` uses each row's target policy.
+      head: an exit trained for this target and this number of layers, from `jaxspec.load_head`; `None` uses the
         target's final norm and head.
 
     References:
@@ -185,8 +164,6 @@ class EarlyExitDrafter(ChainDrafter):
       (2, 8)
     """
 
-    name: ClassVar[str] = "early-exit"
-    argument: ClassVar[str] = "LAYERS"
     layers: int = dataclasses.field(metadata={"static": True})
     k: int | DraftLength = dataclasses.field(default=4, metadata=NUMBER_IS_STATIC)
     sampling: Policy | None = None
@@ -198,30 +175,17 @@ class EarlyExitDrafter(ChainDrafter):
         # JAX may rebuild the pytree with a placeholder here.
         if isinstance(self.head, ExitHead) and self.head.layers != self.layers:
             raise ValueError(
-                f"layers is {self.layers}, but the head was trained for an exit after {self.head.layers}; pass that"
+                f"layers is {self.layers}, but the head was trained for layers={self.head.layers}; pass that"
             )
 
-    @property
-    def network(self) -> ExitHead | None:
-        return self.head
+    def check(self, target: Model) -> None:
+        if self.head is not None:
+            validate.instance("head", self.head, ExitHead, "pass one from jaxspec.load_head, or None")
+        super().check(target)
 
     @property
-    def cost_key(self) -> str:
-        return f"{self.name}:{self.layers}"
-
-    def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
-        return model.first_layers(self.layers)
-
-    @classmethod
-    def by_name(cls, target: Model, argument: str | None = None, k: int | DraftLength | None = None) -> Self:
-        """Makes the drafter of "early-exit", a quarter of the target's layers, or of "early-exit:5", five of them."""
-        if argument is not None and not argument.isdecimal():
-            raise ValueError(f"'{cls.name}:{argument}' says no number of layers; pass such as '{cls.name}:4'")
-        cls(1).check(target)  # it has layers to count
-        layers = int(argument) if argument else max(1, _config(target).num_layers // 4)
-        drafter = cls(layers) if k is None else cls(layers, k=k)
-        drafter.check(target)
-        return drafter
+    def info(self) -> DrafterInfo:
+        return DrafterInfo(self.head, costs=lambda model, _: model.first_layers(self.layers), variant=str(self.layers))
 
     def draft(self, target: Model) -> EarlyExitDraft:
         own = cast(LanguageModel, target)  # `EarlyExitDraft.check` refuses others
@@ -231,17 +195,15 @@ class EarlyExitDrafter(ChainDrafter):
         proposal, state = super().propose(rng, state, context)
         if self.max_drafts == 0:
             return proposal, state
-        fed, draft = state.draft_state, self.draft(context.target)
-        # All drafts but the last have been fed; verification also reads the last one.
+        fed, draft = state.draft_state.cache, self.draft(context.target)
+        # All drafts but the last have been fed; verification needs the last one too.
         tokens = jnp.concatenate([context.last, proposal.tokens], axis=1)
         newest = jax.lax.dynamic_slice_in_dim(tokens, fed.count, 1, axis=1)
         last = lambda _, fed: fed.append(draft.feed(context, newest, fed)[1])  # noqa: E731
-        # If no row drafts, verification starts from the first layer: one pass over a token is cheaper than two halves.
+        # If no row drafts, verification starts at the first layer, as one whole pass is cheaper than two halves.
         trips = jnp.any(proposal.valid) if self.lengths[0] == 0 else True
         with jax.named_scope("last_draft"):
             fed = jax.lax.fori_loop(jnp.int32(0), jnp.int32(trips), last, fed)
-        return dataclasses.replace(proposal, partial=fed.partial), dataclasses.replace(state, draft_state=())
-
-
-def _config(target: Any) -> TransformerConfig:
-    return target.module.config
+        return dataclasses.replace(proposal, partial=fed.partial), dataclasses.replace(
+            state, draft_state=DraftState(())
+        )

@@ -1,11 +1,11 @@
-"""Grows a tree with a draft model: one batched pass a level, over a cache that is only read.
+"""Grows a tree with a draft model: one batched pass a level, over a read-only cache.
 
     window     [d e]            the last two committed tokens: the distribution of the first level
     level 0    [x y]            the nodes that get children are fed together: x, y
     level 1    [z w]            z follows x and w follows y; each sees its own ancestors
 
-What a pass returns for the cache waits in a buffer of fixed size that the next passes see. When
-the verdict is known, the accepted path's entries go into the cache, and the rest is forgotten.
+The cache entries that a pass returns go into a fixed-size buffer, which later passes attend to. Once the verdict is
+known, the accepted path's entries are appended to the cache, and the rest is dropped.
 """
 
 import dataclasses
@@ -18,13 +18,15 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.model import Cache, Entries, check_entries
+from jaxspec.core.leading import count_leading
+from jaxspec.core.model import Cache, Entries, Model, check_entries
+from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.rows import count_leading
 from jaxspec.core.state import Context, Proposal, Verdict
-from jaxspec.drafters.draft_model import Draft, Window
+from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.draft_model import Draft, DraftSource, Hidden, Window, as_draft, begin
 
-# The most parts that a vocabulary is cut into; a multiple of the devices that split it.
+# The largest number of parts to cut a vocabulary into; a multiple of the number of devices that shard it.
 _PARTS = 256
 
 
@@ -34,10 +36,10 @@ class Level:
     """Holds the result of the pass over one level.
 
     Attributes:
-      tokens: the next level's fed nodes.
-      parents: the place of each one's parent in the level just fed.
-      carry: whatever the next level needs to know.
-      found: what the caller needs of this level; stacked over levels in the end.
+      tokens: the nodes to feed in the next level.
+      parents: the index of each one's parent in the level just fed.
+      carry: any state to pass to the next level.
+      found: any results of this level for the caller, stacked over levels.
     """
 
     tokens: Int[Array, "b w"]
@@ -52,10 +54,10 @@ class Drafted:
     """Holds a tree drafter's state between `propose` and `observe`.
 
     Attributes:
-      draft_state: the draft's own; its cache holds the text.
-      pending: the entries of the fed nodes; `None` where none were fed.
-      slots: which of them each node's is; -1 for a node that was not fed, which is a leaf.
-      parents: the tree.
+      draft_state: the draft's state; its cache holds the text.
+      pending: the cache entries of the fed nodes; `None` if none were fed.
+      slots: the index of each node's entries among them; -1 for a node that was not fed, which is a leaf.
+      parents: the parent of each node.
     """
 
     draft_state: Any
@@ -63,26 +65,65 @@ class Drafted:
     slots: Int[Array, "b n"]
     parents: Int[Array, "b n"]
 
-    def keep(self, cache: Cache, verdict: Verdict) -> Cache:
-        """Returns `cache`, which holds the text, with the entries of the accepted path, as far as it was fed.
+    def keep(self, cache: Cache, own: Int[Array, "b"], verdict: Verdict) -> Cache:
+        """Appends the entries of the accepted path, up to the last fed node, to a `cache` that holds the text.
 
-        All but a leaf at its end was, so the cache lags the new text by at most two tokens.
+        At most a leaf at the end of the path was not fed, so the cache lags the new text by at most two tokens.
         """
         if self.pending is None:
             return cache
-        assert verdict.path is not None  # it is of a tree
+        assert verdict.path is not None  # the proposal was a tree
         at = lambda values, nodes: jnp.take_along_axis(values, jnp.maximum(nodes, 0), axis=1)  # noqa: E731
-        # The last node's own ancestors, and not the verdict's path: of drafts that are the same
-        # tokens, the path may hold one that was not fed.
+        # Follow the last node's own ancestors instead of the verdict's path: among equal sibling tokens, the path may
+        # contain one that was not fed.
         climb = [at(verdict.path, verdict.accepted[:, None] - 1)]
         for _ in range(verdict.path.shape[1] - 1):
             climb.append(at(self.parents, climb[-1]))
         steps = jnp.arange(len(climb), dtype=jnp.int32)[None]
         path = at(jnp.concatenate(climb, axis=1), verdict.accepted[:, None] - 1 - steps)
         slots = at(self.slots, path)
-        accepted = count_leading((slots >= 0) & (steps < verdict.accepted[:, None]))
+        accepted = count_leading((slots >= 0) & (steps < own[:, None]))
         entries = self.pending.keep_path(jnp.maximum(slots, 0))
         return cache.append(entries).truncate(cache.length + accepted)
+
+
+class FrontierDrafter(Drafter):
+    """Drafts trees from a model or a head; subclasses are dataclasses with this field.
+
+    Attributes:
+      model: any `Model` that takes trees, or a head.
+    """
+
+    model: Model | DraftSource
+
+    @property
+    def tree(self) -> bool:
+        return True
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        """The target's hidden states that the draft reads."""
+        return self.draft.capture
+
+    @property
+    def draft(self) -> Draft:
+        """The `Draft` to draw from."""
+        return as_draft(self.model, self.max_drafts)
+
+    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> Any:
+        return begin(self.draft, context, prefilled, slots)
+
+    def held(self, state: Any) -> Int[Array, "*b"] | None:
+        # Like `ChainDrafter.held`.
+        return state.cache.length if self.capture else None
+
+    def extend(self, state: Any, context: Context, prefilled: Prefilled | None, start: Int[Array, "b"]) -> Any:
+        return self.draft.extend(state, context, prefilled, start)
+
+    def observe(self, state: Drafted, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
+        own = jnp.minimum(verdict.accepted, verdict.appended(context))
+        kept = dataclasses.replace(state.draft_state, cache=state.keep(state.draft_state.cache, own, verdict))
+        return self.draft.observe(kept, context, own, verdict, hidden)
 
 
 def grow(
@@ -97,21 +138,21 @@ def grow(
     """Feeds `levels` levels of `w` nodes each, one after the other.
 
     Args:
-      draft: traced once here, however many levels there are.
-      context: what it drafts for.
+      draft: the draft; traced once, regardless of the number of levels.
+      context: the text to draft for.
       window: the pass over the end of the text.
-      first: the first level's fed nodes, which follow the text.
-      levels: how many passes, at least 1.
-      carry: what `expand` is given for the first level.
-      expand: `expand(level, logits [b, w, n], carry)` chooses what is fed next.
+      first: the nodes to feed in the first level, which follow the text.
+      levels: the number of passes, at least 1.
+      carry: the carry of `expand` for the first level.
+      expand: `expand(level, logits [b, w, n], carry)` chooses the nodes to feed next.
 
     Returns:
-      What `expand` found, `[levels, ...]`, and the fed nodes' entries: that of node `i` of level
-      `j` is number `j * w + i`.
+      Everything that `expand` found, `[levels, ...]`, and the cache entries of the fed nodes: those of node `i` of
+      level `j` are at index `j * w + i`.
     """
     check_entries(window.entries, "pad", "put", "keep_path")
     batch, width = first.shape
-    # At least as many as the window's entries, which lend the buffer its shape.
+    # At least the number of the window's entries, which give the buffer its shape.
     room = max(levels * width, 2)
     length = window.cache.length[:, None]
     own = jnp.broadcast_to(jnp.eye(width, dtype=jnp.bool_)[None], (batch, width, width))
@@ -138,7 +179,7 @@ def grow(
         return state, after.found
 
     above: Bool[Array, "b w room"] = jnp.zeros((batch, width, room), jnp.bool_)
-    # The initial contents of the buffer are never seen: a node is a parent only after its own entries are put.
+    # The initial contents of the buffer are never read: a node becomes a parent only after its entries are written.
     hidden = jax.tree.map(lambda x: jnp.repeat(x[:, None], width, axis=1), window.hidden)
     state = (first, hidden, above, window.entries.pad(room), carry)
     state, found = jax.lax.scan(feed, state, jnp.arange(levels, dtype=jnp.int32))
@@ -146,7 +187,7 @@ def grow(
 
 
 def first_paths(context: Context, tokens: Int[Array, "b w"], depth: int) -> Int[Array, "b w d"] | None:
-    """Returns the path down to each node of the first level, itself included; -1 pads. `None` if nothing reads it."""
+    """Returns the path down to each node of the first level, itself included; -1 pads. `None` without processors."""
     if not context.processors:
         return None
     return jnp.pad(tokens[..., None].astype(jnp.int32), ((0, 0), (0, 0), (0, depth - 1)), constant_values=-1)
@@ -155,7 +196,7 @@ def first_paths(context: Context, tokens: Int[Array, "b w"], depth: int) -> Int[
 def descend(
     paths: Int[Array, "b w d"] | None, parents: Int[Array, "b w"], tokens: Int[Array, "b w"], level: Int[Array, ""]
 ) -> Int[Array, "b w d"] | None:
-    """Returns the paths down to the nodes of the level after those of `paths`, given their parents among these."""
+    """Extends `paths` by one level, given each new node's parent among the nodes of `paths`."""
     if paths is None:
         return None
     own = jnp.take_along_axis(paths, parents[..., None], axis=1)
@@ -163,28 +204,28 @@ def descend(
     return jnp.where(here, tokens[..., None], own)
 
 
-def of_rows(proposal: Proposal, ready: Bool[Array, "b"]) -> Proposal:
-    """Returns the same proposal, without drafts in the rows that are not ready."""
-    return dataclasses.replace(proposal, valid=proposal.valid & ready[:, None])
+def keep_rows(proposal: Proposal, rows: Bool[Array, "b"]) -> Proposal:
+    """Returns the proposal without the drafts of other rows than `rows`."""
+    return dataclasses.replace(proposal, valid=proposal.valid & rows[:, None])
 
 
 def by_row(found: Array) -> Array:
-    """Reshapes what all levels found, `[levels, b, w, ...]`, into `[b, levels * w, ...]`."""
+    """Reshapes the results of all levels from `[levels, b, w, ...]` to `[b, levels * w, ...]`."""
     levels, batch, width = found.shape[:3]
     return jnp.swapaxes(found, 0, 1).reshape(batch, levels * width, *found.shape[3:])
 
 
 def top_tokens(weights: Float[Array, "b w v"], count: int) -> tuple[Float[Array, "b w c"], Int[Array, "b w c"]]:
-    """Returns the `count` largest weights in falling order, and their tokens; of equals the first.
+    """Returns the `count` largest weights in decreasing order, and their tokens; ties go to the first.
 
-    They lie in the `count` parts of the vocabulary with the largest maxima, so only those are
-    looked through: a vocabulary that is split over devices is not gathered, as `top_k` would.
+    They are in the `count` parts of the vocabulary with the largest maxima, so only those are searched. Thus a
+    vocabulary that is sharded over devices is not gathered, as it would be by `top_k`.
     """
     *rows, vocab = weights.shape
     parts = math.gcd(vocab, _PARTS)
     in_parts = weights.reshape(*rows, parts, vocab // parts)
     _, chosen = jax.lax.top_k(jnp.max(in_parts, axis=-1), min(count, parts))
-    # In the vocabulary's order, so that the first of equals stays the first.
+    # In the vocabulary's order, so that ties still go to the first.
     chosen = jnp.sort(chosen.astype(jnp.int32), axis=-1)[..., None]
     tokens = chosen * (vocab // parts) + jnp.arange(vocab // parts, dtype=jnp.int32).reshape(*(1,) * len(rows), 1, -1)
     best, at = jax.lax.top_k(jnp.take_along_axis(in_parts, chosen, axis=-2).reshape(*rows, -1), count)

@@ -1,26 +1,25 @@
-"""Drafts, row by row and round by round, either by lookup or with a model: whichever promises more."""
+"""Drafts by lookup or with a model, whichever is expected to gain more, in each row and round."""
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import validate
+from jaxspec.core.leading import count_leading
 from jaxspec.core.model import Model
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
-from jaxspec.core.rows import count_leading
 from jaxspec.core.state import Context, Proposal, Verdict
-from jaxspec.draft_length.base import DraftLength
 from jaxspec.drafters import bounded
-from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.base import AdjustableDrafter, Drafter, DrafterInfo, least_held
 from jaxspec.drafters.lookup import Guess, LookupDrafter, LookupState, one_hot
 
-# The prior of each row counts as this many promised drafts that were right, and as this many rounds of the model.
+# The weight of each row's prior: as many promised drafts that were right, and as many rounds of the model.
 _PRIOR = 4.0
 
 
@@ -30,10 +29,11 @@ class Record:
     """Records the past accuracy of each row's guesses and model drafts.
 
     Attributes:
-      promised: drafts that guesses expected to be right, of those that the text has come to; older ones weigh less.
-      right: how many of them were.
-      accepted: the model's mean number of accepted drafts, in rounds that it drafted in.
-      rounds: how many those were.
+      promised: how many drafts the guesses expected to be right, among those that the text has reached; older ones
+        weigh less.
+      right: how many of these were right.
+      accepted: the mean number of accepted drafts in rounds that the model drafted in.
+      rounds: the number of those rounds.
     """
 
     promised: Float[Array, "b"]
@@ -42,9 +42,9 @@ class Record:
     rounds: Int[Array, "b"]
 
     def expected(self, guess: Guess, certain: Int[Array, "b"]) -> Float[Array, "b"]:
-        """Returns how many drafts of a guess will be right, if guesses go on to keep as much of what they promise.
+        """Returns how many drafts of a guess will be right, if guesses keep the same share of their promises.
 
-        The first `certain` ones will be, whatever others were.
+        The first `certain` ones will be right, regardless of the record.
         """
         sure, share = jnp.minimum(certain, guess.count).astype(jnp.float32), self.right / self.promised
         return jnp.minimum(sure + share * (guess.expected(guess.count) - sure), guess.count.astype(jnp.float32))
@@ -56,9 +56,9 @@ class HybridState:
     """Holds both drafters' states, the record, and the last round's drafts.
 
     Attributes:
-      lookup: the lookup half's state; it has the last guess.
+      lookup: the lookup half's state, which includes the last guess.
       model: the model half's state.
-      record: what the choice is made by.
+      record: the statistics that decide between the halves.
       copied: which rows submitted the guess.
       tokens: the proposed tokens.
     """
@@ -73,27 +73,27 @@ class HybridState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HybridDrafter(Drafter):
-    """Submits, in each row, the looked-up guess where more of it is expected to be accepted, else a model's drafts.
+    """Submits a looked-up guess in rows where more of it is expected to be accepted, and a model's drafts in others.
 
-    With the guess's own estimate `E` of its accepted drafts, scaled by the share of such estimates that came true in
-    this row, and the row's running mean `A` of accepted drafts in the model's rounds, the guess is submitted where
+    Let `E` be the guess's own estimate of its accepted drafts, scaled by the share of such estimates that came true in
+    this row. Let `A` be the row's running mean of accepted drafts in the model's rounds. The guess is submitted where
 
         (1 + E) * cost > 1 + A
 
-    In those rows the model rests (`Context.asked`), and catches up later; if no row needs it, it does not run. `A` is
-    never more than the drafts that the model's context has room for, so lookup alone goes on behind it. The
-    choice is made before the model draws anything, so the distribution of what is emitted does not change; a guess is
-    reported as one-hot. Guesses are judged in the model's rounds too.
+    In those rows the model rests (`Context.draft_rows`), and catches up later; it runs only if a row needs it. `A` is
+    at most the number of drafts that the model's context has room for, so lookup continues alone after a full context.
+    The choice is made before the model draws anything, so the output distribution does not change; a guess is reported
+    as one-hot. Guesses are evaluated in the model's rounds too.
 
     Attributes:
       lookup: `SuffixDrafter` or `NGramDrafter`.
-      model: a drafter of chains, such as `ModelDrafter`, `EagleDrafter` or `MedusaDrafter`.
-      cost: the time of a round in which the model drafts over one in which it rests.
-      prior: the acceptance of each of the model's drafts that rows start from.
-      rate: the weight of the newest round in what is remembered.
+      model: a chain drafter, such as `ModelDrafter`, `EagleDrafter` or `MedusaDrafter`.
+      cost: the time of a round in which the model drafts, divided by that of one in which it rests.
+      prior: the initial acceptance rate of each of the model's drafts.
+      rate: the weight of the newest round in the record.
 
     Raises:
-      TypeError, ValueError: the drafters are of other kinds.
+      TypeError, ValueError: the drafters are of other kinds, or never draft.
 
     References:
       SuffixDecoding: Oliaro et al. (2024), arXiv:2411.04975, section 4.
@@ -104,7 +104,6 @@ class HybridDrafter(Drafter):
       (2, 8)
     """
 
-    name: ClassVar[str] = "hybrid"
     lookup: LookupDrafter
     model: Drafter
     cost: float = dataclasses.field(default=1.0, metadata={"static": True})
@@ -122,7 +121,7 @@ class HybridDrafter(Drafter):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        # The model drafts where nothing is copied, so its lengths alone say whether rounds without drafts occur.
+        # The model drafts wherever nothing is copied, so only its lengths decide whether rounds without drafts occur.
         return tuple(sorted({*self.model.lengths, *(n for n in self.lookup.lengths if n > 0)}))
 
     @property
@@ -135,43 +134,38 @@ class HybridDrafter(Drafter):
         """The target's hidden states that the model reads."""
         return self.model.capture
 
+    @property
+    def info(self) -> DrafterInfo:
+        return DrafterInfo(self.model.info.network)
+
     def check(self, target: Model) -> None:
         self.lookup.check(target)
         self.model.check(target)
 
-    @property
-    def model_part(self) -> Drafter:
-        return self.model
-
-    @property
-    def lookup_part(self) -> LookupDrafter:
-        return self.lookup
-
-    @property
-    def network(self) -> Any:
-        return self.model.network
-
-    def with_length(self, k: int | DraftLength, *, lookup: int | DraftLength | None = None) -> Self:
-        lookup_half = self.lookup.with_length(k if lookup is None else lookup)
-        return dataclasses.replace(self, lookup=lookup_half, model=self.model.with_length(k))
-
     def init(self, context: Context, prefilled: Prefilled, slots: int) -> HybridState:
+        lookup = self.lookup.init(context, prefilled, slots)
+        return self._start(context, lookup, bounded.init(self.model, context, prefilled, slots))
+
+    def held(self, state: HybridState) -> Int[Array, "*b"] | None:
+        return least_held(self.lookup.held(state.lookup), self.model.held(state.model))
+
+    def extend(self, state: HybridState, context: Context, prefilled: Prefilled, start: Int[Array, "b"]) -> HybridState:
+        lookup = self.lookup.extend(state.lookup, context, prefilled, start)
+        return self._start(context, lookup, bounded.extend(self.model, state.model, context, prefilled, start))
+
+    def _start(self, context: Context, lookup: LookupState, model: Any) -> HybridState:
         batch = context.tokens.shape[0]
         fill = lambda value: jnp.full(batch, value, jnp.float32)  # noqa: E731
         accepted = sum(self.prior**i for i in range(1, self.model.max_drafts + 1))
-        return HybridState(
-            self.lookup.init(context, prefilled, slots),
-            bounded.init(self.model, context, prefilled, slots),
-            Record(fill(_PRIOR), fill(_PRIOR), fill(accepted), jnp.zeros(batch, jnp.int32)),
-            jnp.zeros(batch, jnp.bool_),
-            jnp.zeros((batch, self.max_drafts), jnp.int32),
-        )
+        record = Record(fill(_PRIOR), fill(_PRIOR), fill(accepted), jnp.zeros(batch, jnp.int32))
+        tokens = jnp.zeros((batch, self.max_drafts), jnp.int32)
+        return HybridState(lookup, model, record, jnp.zeros(batch, jnp.bool_), tokens)
 
     def propose(self, rng: Rng, state: HybridState, context: Context) -> tuple[Proposal, HybridState]:
         guess, lookup = self.lookup.propose(rng, state.lookup, context)
         copied = self._prefers(state.record, lookup, bounded.room(self.model, context))
-        asked = dataclasses.replace(context, asked=~copied)
-        drafts, model = bounded.propose(self.model, rng, state.model, asked)
+        modeled = dataclasses.replace(context, draft_rows=~copied)
+        drafts, model = bounded.propose(self.model, rng, state.model, modeled)
         proposal = _row_by_row(copied, _wide(guess, self.max_drafts), _wide(drafts, self.max_drafts))
         return proposal, HybridState(lookup, model, state.record, copied, proposal.tokens)
 
@@ -179,8 +173,8 @@ class HybridDrafter(Drafter):
         guess = state.lookup.guess
         copied = dataclasses.replace(guess, count=jnp.where(state.copied, guess.count, 0))
         lookup = self.lookup.observe(dataclasses.replace(state.lookup, guess=copied), context, verdict, hidden)
-        asked = dataclasses.replace(context, asked=~state.copied)
-        model = bounded.observe(self.model, state.model, asked, verdict, hidden)
+        modeled = dataclasses.replace(context, draft_rows=~state.copied)
+        model = bounded.observe(self.model, state.model, modeled, verdict, hidden)
         return HybridState(lookup, model, self._learn(state, context, verdict), state.copied, state.tokens)
 
     def _prefers(self, record: Record, lookup: LookupState, room: Int[Array, "b"]) -> Bool[Array, "b"]:
@@ -188,7 +182,7 @@ class HybridDrafter(Drafter):
         return (guess.count > 0) & ((1.0 + record.expected(guess, lookup.certain)) * self.cost > 1.0 + accepted)
 
     def _learn(self, state: HybridState, context: Context, verdict: Verdict) -> Record:
-        """Returns the record after one more round. Guesses are judged as far as the text has come."""
+        """Returns the record after a round. Guesses are evaluated as far as the text has come."""
         record, guess = state.record, state.lookup.guess
         emitted = jnp.pad(state.tokens, ((0, 0), (0, 1)))
         places = jnp.arange(emitted.shape[1], dtype=jnp.int32)[None]
@@ -208,8 +202,13 @@ class HybridDrafter(Drafter):
         )
 
 
+def halves(drafter: Drafter) -> tuple[LookupDrafter | None, Drafter]:
+    """Returns the lookup half (`None` unless a hybrid), and the model half or the drafter itself."""
+    return (drafter.lookup, drafter.model) if isinstance(drafter, HybridDrafter) else (None, drafter)
+
+
 def _wide(proposal: Proposal, k: int) -> Proposal:
-    """Pads a proposal to `k` drafts; unused positions hold a one-hot distribution, so every row stays normalized."""
+    """Pads a proposal to `k` drafts; unused positions get a one-hot distribution, so that rows stay normalized."""
     add = k - proposal.tokens.shape[1]
     pad = lambda x: jnp.pad(x, ((0, 0), (0, add), *[(0, 0)] * (x.ndim - 2)))  # noqa: E731
     log_probs = proposal.log_probs
@@ -220,7 +219,7 @@ def _wide(proposal: Proposal, k: int) -> Proposal:
 
 
 def _row_by_row(first: Bool[Array, "b"], copied: Proposal, drafted: Proposal) -> Proposal:
-    """Takes the drafts of `copied` where `first` is set, else those of `drafted`; has distributions if these do."""
+    """Selects `copied` in rows where `first` is set, else `drafted`; has log-probabilities if `drafted` has."""
     pick = first[:, None]
     tokens = jnp.where(pick, copied.tokens, drafted.tokens)
     valid = jnp.where(pick, copied.valid, drafted.valid)
@@ -233,22 +232,22 @@ def _row_by_row(first: Bool[Array, "b"], copied: Proposal, drafted: Proposal) ->
 def _check_kinds(lookup: object, model: object) -> None:
     if not isinstance(lookup, LookupDrafter):
         raise TypeError(
-            f"HybridDrafter needs a drafter that copies first, got {_kind(lookup)}; pass a LookupDrafter, such "
+            f"HybridDrafter needs a lookup drafter first, got {_kind(lookup)}; pass a LookupDrafter, such "
             "as NGramDrafter()"
         )
-    if not isinstance(model, Drafter) or model.tree or model.draft_length is None:
+    if not isinstance(model, AdjustableDrafter) or model.tree:
         raise TypeError(
-            f"HybridDrafter needs a drafter of one chain, with a draft length, second, got {_kind(model)}; pass "
+            f"HybridDrafter needs a chain drafter with a draft length second, got {_kind(model)}; pass "
             "ModelDrafter(model), or the chain drafter of a head"
         )
     for drafter in (lookup, model):
         if drafter.max_drafts == 0:
             raise ValueError(
-                f"HybridDrafter needs drafters that draft, got {_kind(drafter)} with k=0; pass the other alone"
+                f"HybridDrafter needs drafters that draft, got {_kind(drafter)} with k=0; use the other one alone"
             )
     if model.capture and lookup.max_drafts > model.max_drafts:
         raise ValueError(
-            f"{_kind(model)} takes in the target's states of at most k={model.max_drafts} drafts a round, got "
+            f"{_kind(model)} reads the target's states of at most k={model.max_drafts} drafts a round, got "
             f"{_kind(lookup)} with k={lookup.max_drafts}; pass one with k={model.max_drafts}"
         )
 

@@ -1,6 +1,6 @@
-"""Applies the target's logits processors to drafts, so that they are drawn from what the target may say.
+"""Applies the target's logits processors to drafts, so that they are drawn from tokens that the target may emit.
 
-A drafter that leaves it out is as lossless, and is accepted less.
+A drafter without this is still lossless, but has fewer drafts accepted.
 """
 
 from collections.abc import Callable
@@ -21,14 +21,14 @@ def process_part(
     expand: Callable[[Float[Array, "b t n"]], Float[Array, "b t v"]],
     ids: Int[Array, "n"] | None,
 ) -> Float[Array, "b t n"]:
-    """Returns logits over a part of the vocabulary as the target's policy processes them.
+    """Applies the target's logits processors to logits over a part of the vocabulary.
 
     Args:
       context: the text, and the policy.
-      logits: those of the tokens `ids`.
-      path: as in `Context.process`.
-      expand: spreads logits over the vocabulary.
-      ids: the tokens; `None` is all of them.
+      logits: the logits of the tokens `ids`.
+      path: the drafts above each position, as in `Context.process`.
+      expand: scatters logits into the whole vocabulary.
+      ids: the tokens; `None` means all of them.
     """
     if not context.processors:
         return logits
@@ -44,20 +44,21 @@ def choose_in_order(
     ids: Int[Array, "n"] | None,
     choose: Callable[[Float[Array, "b t n"], Int[Array, "t"]], Chosen],
 ) -> Chosen:
-    """Chooses the drafts of a chain whose logits are all known before any of them.
+    """Chooses the drafts of a chain whose logits are all known in advance.
 
-    With processors one after the other, since each position is processed with the drafts before it; else together.
+    With processors they are chosen one by one, as each position is processed given the drafts before it; otherwise all
+    at once.
 
     Args:
       context: the text, and the policy.
-      logits: of each draft, over the tokens `ids`.
+      logits: the logits of each draft, over the tokens `ids`.
       expand: as in `process_part`.
       ids: as in `process_part`.
-      choose: `choose(logits, offsets)` returns the chosen places, the logits, and the distributions that they are drawn
-        from; `None` where they are not drawn.
+      choose: `choose(logits, offsets)` returns the chosen indices, the logits, and the log-probabilities that they were
+        drawn from, or `None` if they were not drawn.
 
     Returns:
-      What `choose` returns, of all drafts.
+      The results of `choose` for all drafts.
     """
     batch, k, _ = logits.shape
     offsets = jnp.arange(k, dtype=jnp.int32)

@@ -1,10 +1,10 @@
-"""Fits a draft model's vocabulary to its target's, where they have the same tokens and differ in padding alone.
+"""Fits a draft model's vocabulary to its target's, if both have the same tokens and differ only in padding.
 
-Models of one family share a tokenizer, and round the rows of their embeddings up to different numbers, as those of
-151,936 and 152,064. Ids beyond the tokenizer's are of no token:
+Models of one family share a tokenizer, but pad their embeddings to different numbers of rows, such as 151,936 and
+152,064. Ids past the tokenizer's stand for no token:
 
     tokenizer       a b c d e
-    draft model     a b c d e . .            gets logits of -inf for the target's other two
+    draft model     a b c d e . .            gets logits of -inf for the target's other two ids
     target          a b c d e . . . .
 """
 
@@ -13,26 +13,25 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.core.layout import Layout, placement_of
-from jaxspec.core.model import Cache, Model, ModelOutput, chunk_of
+from jaxspec.core.model import Model, ModelOutput, ModelTraits, WrappedModel
 from jaxspec.core.pytree import register_dataclass
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ResizedModel:
-    """Gives a model another number of token ids: those that it lacks are never drafted, and any more are left out.
+class ResizedModel(WrappedModel):
+    """Pads or truncates a model's logits to another number of token ids; padded ids are never drafted.
 
-    A draft model with its target's tokenizer needs it where their numbers of ids differ. `ModelDrafter` and
-    `jaxspec.load_drafter` do it by themselves where the tokenizers say that the tokens are the same; without
-    tokenizers, and for other drafters, this is how to say so.
+    A draft model with its target's tokenizer needs it if their numbers of ids differ. `ModelDrafter` and
+    `jaxspec.load_drafter` apply it automatically if the tokenizers have the same tokens. Without tokenizers, and for
+    other drafters, apply it yourself.
 
     Attributes:
-      model: the model. An id that it lacks is read as its last one.
-      vocab_size: how many ids it is to have, the target's `vocab_size`.
+      model: the model. An id past its vocabulary is read as its last id.
+      vocab_size: the number of ids to have, that is, the target's `vocab_size`.
 
     Example:
       >>> small = jaxspec.drafters.ResizedModel(draft, target.vocab_size)
@@ -44,63 +43,41 @@ class ResizedModel:
     vocab_size: int = dataclasses.field(metadata={"static": True})
 
     @property
-    def context_length(self) -> int | None:
-        return self.model.context_length
+    def traits(self) -> ModelTraits:
+        # A head that reads the model's states was trained for its vocabulary.
+        return dataclasses.replace(self.model.traits, hidden_sizes=None)
 
-    @property
-    def takes_trees(self) -> bool:
-        """Whether the model scores trees, or chains alone."""
-        return getattr(self.model, "takes_trees", True)
-
-    @property
-    def placement(self) -> Layout:
-        """The layout of the model's caches and logits on devices."""
-        return placement_of(self.model)
-
-    @property
-    def prompt_chunk(self) -> int:
-        """How many tokens of a prompt a pass is fed."""
-        return chunk_of(self.model)
-
-    def init_cache(self, batch: int, capacity: int) -> Cache:
-        return self.model.init_cache(batch, capacity)
-
-    def __call__(
-        self,
-        tokens: Int[Array, "b t"],
-        cache: Any,
-        *,
-        mask: Bool[Array, "b t u"] | None = None,
-        positions: Int[Array, "b u"] | None = None,
-        capture: tuple[int, ...] = (),
-        pending: Any = None,
-    ) -> ModelOutput:
+    def __call__(self, tokens: Int[Array, "b t"], cache: Any, **options: Any) -> ModelOutput:
         own = self.model.vocab_size
-        tree = {"mask": mask, "positions": positions} | ({} if pending is None else {"pending": pending})
-        output = self.model(jnp.minimum(tokens, own - 1), cache, capture=capture, **tree)
+        output = self.model(jnp.minimum(tokens, own - 1), cache, **options)
         more = ((0, 0), (0, 0), (0, max(0, self.vocab_size - own)))
         logits = jnp.pad(output.logits[..., : self.vocab_size], more, constant_values=-jnp.inf)
-        return dataclasses.replace(output, logits=self.placement.logits(logits))
+        return dataclasses.replace(output, logits=self.traits.placement.logits(logits))
 
 
 def have_same_tokens(draft: Model, target: Model, own: Tokenizer, other: Tokenizer) -> bool:
     """Returns whether a draft model with tokenizer `other` has the tokens of a target with tokenizer `own`.
 
-    Both may have ids beyond, but each must have all tokens if they differ in that.
+    Both may have padding ids, but if their numbers of ids differ, each must have all tokens.
     """
     sizes = draft.vocab_size, target.vocab_size
     return (sizes[0] == sizes[1] or own.vocab_size <= min(sizes)) and own.has_tokens_of(other)
 
 
 def for_target(draft: Any, target: Model | None, tokenizer: Tokenizer | None = None) -> Any:
-    """Returns the draft model with the target's number of ids, if their tokenizers have the same tokens; else itself.
+    """Returns the draft model with the target's number of ids if their tokenizers have the same tokens.
 
     Args:
-      draft: the draft model; what is none is returned as it is, for the caller to refuse.
-      target: the target; `None` is taken to have as many.
-      tokenizer: the target's; `None` is the one it brings.
+      draft: the draft model; anything else is returned unchanged, for the caller to reject.
+      target: the target; `None` is assumed to have the same number of ids.
+      tokenizer: the target's; `None` uses the one of its traits.
+
+    Returns:
+      A `ResizedModel`, or `draft` itself if the sizes agree or the tokens are not known to be the same.
     """
-    own, other = tokenizer or getattr(target, "tokenizer", None), getattr(draft, "tokenizer", None)
-    if target is None or own is None or other is None or draft.vocab_size == target.vocab_size:
+    if target is None or not isinstance(draft, Model) or draft.vocab_size == target.vocab_size:
+        return draft
+    own, other = tokenizer or target.traits.tokenizer, draft.traits.tokenizer
+    if own is None or other is None:
         return draft
     return ResizedModel(draft, target.vocab_size) if have_same_tokens(draft, target, own, other) else draft

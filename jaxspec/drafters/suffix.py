@@ -1,4 +1,4 @@
-"""Drafts what has followed the text's end most often, here and in earlier outputs: suffix decoding.
+"""Drafts the most frequent continuation of the text's end, in the text and in earlier outputs: suffix decoding.
 
 text          ... x a b c ... y a b c ... z a b d ... a b        the end "a b" occurred three times
 walk          a b -> c (2 of 3) -> ...                           the most frequent token each time
@@ -7,7 +7,7 @@ probability   2/3
 
 import dataclasses
 import math
-from typing import ClassVar, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,9 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import memory, validate
+from jaxspec.core.leading import take_row
 from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.rows import take_row
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
 from jaxspec.drafters.lookup import Guess, LookupDrafter
 
@@ -25,13 +25,13 @@ from jaxspec.drafters.lookup import Guess, LookupDrafter
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TextStore:
-    """Holds the newest `n` texts of up to `w` tokens each; a new one takes the place of the oldest.
+    """Holds the newest `n` texts of up to `w` tokens each; a new text replaces the oldest.
 
-    Its shape never changes, so a drafter whose store has grown runs the same compiled program.
+    Its shape never changes, so a drafter runs the same compiled program as its store grows.
 
     Attributes:
-      tokens: one text a row; -1 pads.
-      oldest: the row that is written next.
+      tokens: one text a row, padded with -1.
+      oldest: the row to write next.
 
     Example:
       >>> drafter = jaxspec.SuffixDrafter(store=jaxspec.drafters.TextStore.empty(16, 32))
@@ -46,24 +46,36 @@ class TextStore:
 
     @classmethod
     def empty(cls, texts: int, width: int) -> Self:
-        """Returns a store without text.
+        """Returns an empty store.
+
+        Args:
+          texts: the number of texts.
+          width: the number of tokens kept of each.
 
         Raises:
-          TypeError, ValueError: `texts` or `width` is no integer of at least 1.
+          TypeError, ValueError: `texts` or `width` is not a positive integer.
         """
         validate.counts("TextStore", texts=texts, width=width)
         memory.check(4 * int(texts) * int(width), f"a store of {texts} texts of {width} tokens", "lower texts or width")
         return cls(jnp.full((texts, width), -1, jnp.int32), jnp.int32(0))
 
     def add(self, tokens: Int[Array, "b t"], length: Int[Array, "b"]) -> Self:
-        """Returns the store with more texts in it, of which row `b` is `tokens[b, :length[b]]`.
+        """Returns the store with texts added, where text `b` is `tokens[b, :length[b]]`.
 
-        Runs inside `jax.jit` too. Of a text longer than the store is wide the end is cut off.
+        Works under `jax.jit` too. A text longer than `w` is truncated at its end.
+
+        Args:
+          tokens: the texts, padded on the right.
+          length: the number of tokens of each.
 
         Raises:
-          ValueError: there are more texts than the store has rows.
+          TypeError, ValueError: these are not integers of those shapes, or there are more texts than rows in the store.
         """
         rows, width = self.tokens.shape
+        tokens = jnp.asarray(validate.numbers("tokens", tokens, "token ids, [b, t]", whole=True))
+        length = jnp.asarray(validate.numbers("length", length, "a number for each text", whole=True))
+        if tokens.ndim != 2 or length.shape != tokens.shape[:1]:
+            raise ValueError(f"expected tokens [b, t] and a length for each, got {tokens.shape} and {length.shape}")
         batch, time = tokens.shape
         if batch > rows:
             raise ValueError(f"the store holds {rows} texts, got {batch} at once; make it larger, or add them in parts")
@@ -74,7 +86,7 @@ class TextStore:
         return dataclasses.replace(self, tokens=self.tokens.at[at].set(kept), oldest=(self.oldest + batch) % rows)
 
     def in_a_row(self) -> Int[Array, "d"]:
-        """Concatenates all texts, the newest last, with -1 after each."""
+        """Concatenates all texts, oldest first, with -1 after each."""
         oldest_first = jnp.roll(self.tokens, -self.oldest, axis=0)
         return jnp.pad(oldest_first, ((0, 0), (0, 1)), constant_values=-1).reshape(-1)
 
@@ -82,30 +94,30 @@ class TextStore:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SuffixDrafter(LookupDrafter):
-    """Copies the most frequent continuation of the text's end, as far as its counts promise.
+    """Copies the most frequent continuation of the text's end, for as long as its counts promise acceptance.
 
     Suffix decoding without its trees: each round looks the end up in the row's own text, and separately in the store.
-    Every length of match votes with all occurrences of at least that length, and from there the most frequent token is
-    followed again and again:
+    For each match length, all occurrences of at least that length vote, and the most frequent next token is followed,
+    step by step:
 
-        cum_accept_prob of draft i    product of (occurrences that go on with the token) / (occurrences so far)
+        cum_accept_prob of draft i    product of (occurrences that continue with the token) / (occurrences so far)
         drafts                        while cum_accept_prob >= min_probability, at most factor * match + offset
         score                         sum of cum_accept_prob: the expected number of accepted drafts
 
-    The best score over lengths, and over text and store, is what is drafted; of equal ones the longer match, the text.
-    Of equally frequent tokens the one after the longest, then latest match is followed. An occurrence that runs into
-    the end of the text goes on with what is drafted, that is periodically. The search runs on the device, in a time
-    that grows with text and store. One store serves all rows; it changes acceptance, and never the distribution of what
-    is emitted.
+    The continuation with the best score is drafted, over all match lengths, text and store; ties go to the longer
+    match, then to the text. Among equally frequent tokens, the one after the longest, then latest match is followed. An
+    occurrence that reaches the end of the text continues with the drafts themselves, that is, periodically. The search
+    runs on the device, in time proportional to text and store. All rows share one store; it changes acceptance, but
+    never the distribution of the output.
 
     Attributes:
-      k: the most drafted tokens a round. Give an `Adaptive` in its place to draft as many as pay.
-      max_match: the longest end that is looked for.
-      candidates: how many occurrences vote at most, in the text and in the store: the longest, then latest matches.
+      k: the largest number of drafts a round. Pass an `Adaptive` to choose it round by round.
+      max_match: the longest match to look for.
+      candidates: the most occurrences that vote, for the text and for the store: the longest, then latest matches.
       factor: drafts per matched token.
-      offset: drafts besides.
-      min_probability: drafts whose `cum_accept_prob` is lower are not submitted.
-      store: earlier outputs, or other text to copy from; `None` is the text alone.
+      offset: drafts in addition to those.
+      min_probability: drafts with a lower `cum_accept_prob` are not submitted.
+      store: earlier outputs, or other text to copy from; `None` uses the row's text alone.
 
     References:
       SuffixDecoding: Oliaro et al. (2024), arXiv:2411.04975, section 3.
@@ -118,7 +130,6 @@ class SuffixDrafter(LookupDrafter):
       (2, 8)
     """
 
-    name: ClassVar[str] = "suffix"
     k: int | DraftLength = dataclasses.field(default=8, metadata=NUMBER_IS_STATIC)
     max_match: int = dataclasses.field(default=64, metadata={"static": True})
     candidates: int = dataclasses.field(default=32, metadata={"static": True})
@@ -135,7 +146,7 @@ class SuffixDrafter(LookupDrafter):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The numbers of drafts that verification is compiled for: several, as a guess may have any length."""
+        """The numbers of drafts that verification is compiled for: several, as guesses vary in length."""
         return tuple(sorted({*validate.draft_lengths(self.max_drafts), *self.draft_length.lengths}))
 
     def check(self, target: Model) -> None:
@@ -153,7 +164,7 @@ class SuffixDrafter(LookupDrafter):
         return jax.tree.map(lambda a, b: jnp.where(_rows(better, a), a, b), other, best)
 
     def _follow(self, matched: Int[Array, "b c"], following: Int[Array, "b c k"]) -> Guess:
-        """Returns the best walk, of those that begin with all occurrences of at least each candidate's length."""
+        """Returns the best continuation; each candidate starts from all matches at least as long."""
         alive = (matched[:, None] >= matched[..., None]) & (matched[..., None] > 0)
         total = jnp.sum(alive, axis=2, dtype=jnp.int32)
 
@@ -172,35 +183,46 @@ class SuffixDrafter(LookupDrafter):
         submitted = (cum_accept_prob >= self.min_probability) & (cum_accept_prob > 0)
         submitted = submitted & (jnp.arange(self.max_drafts, dtype=jnp.float32)[None, None] < most)
         score = jnp.sum(jnp.where(submitted, cum_accept_prob, 0.0), axis=2)
-        # The first of equal scores: the longest match, for they stand in this order.
+        # Ties go to the first, which is the longest match, as candidates are sorted by length.
         best = jnp.argmax(score, axis=1).astype(jnp.int32)
         count = jnp.sum(take_row(submitted, best), axis=1, dtype=jnp.int32)
         return Guess(jnp.maximum(take_row(chosen, best), 0), count, take_row(cum_accept_prob, best))
 
 
+# Tokens compared in one pass over the text: a pass writes its results once.
+_STEPS = 8
+
+
 def match_lengths(text: Int[Array, "b n"], end: Int[Array, "b m"], considered: Bool[Array, "b n"]) -> Int[Array, "b n"]:
-    """Counts the tokens, up to each considered position of `text`, that equal those that end with `end[b, 0]`."""
+    """Counts how many tokens up to each considered position of `text` match `end`, which is in reverse order."""
+
+    width, steps = text.shape[1], min(_STEPS, end.shape[1])
+    end = jnp.pad(end, ((0, 0), (0, -end.shape[1] % steps)), constant_values=-2)
+    most = end.shape[1]
+    padded = jnp.pad(text, ((0, 0), (most, 0)), constant_values=-1)
 
     def compare(carry):
-        back, still, matched, shifted = carry
-        still = still & (shifted == jax.lax.dynamic_slice_in_dim(end, back, 1, axis=1))
-        shifted = jnp.pad(shifted[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
-        return back + 1, still, matched + still.astype(jnp.int32), shifted
+        back, still, matched = carry
+        for step in range(steps):
+            earlier = jax.lax.dynamic_slice_in_dim(padded, most - back - step, width, axis=1)
+            still = still & (earlier == jax.lax.dynamic_slice_in_dim(end, back + step, 1, axis=1))
+            matched = matched + still.astype(jnp.int32)
+        return back + steps, still, matched
 
-    # Matches are short as a rule: the loop ends with the longest.
-    going = lambda carry: (carry[0] < end.shape[1]) & jnp.any(carry[1])  # noqa: E731
-    start = (jnp.int32(0), considered, jnp.zeros(text.shape, jnp.int32), text)
-    return jax.lax.while_loop(going, compare, start)[2]
+    # Matches are usually short, and the loop ends with the longest.
+    unfinished = lambda carry: (carry[0] < most) & jnp.any(carry[1])  # noqa: E731
+    start = (jnp.int32(0), considered, jnp.zeros(text.shape, jnp.int32))
+    return jax.lax.while_loop(unfinished, compare, start)[2]
 
 
 def _end(tokens: Int[Array, "b s"], length: Int[Array, "b"], most: int) -> Int[Array, "b m"]:
-    """Returns the last tokens of each row, the last one first; -2, which no text has, before its beginning."""
+    """Returns the last tokens of each row in reverse order, padded with -2, which occurs in no text."""
     at = length[:, None] - 1 - jnp.arange(most, dtype=jnp.int32)[None]
     return jnp.where(at >= 0, jnp.take_along_axis(tokens, jnp.maximum(at, 0), axis=1), -2)
 
 
 def _in_the_text(tokens, length, end, candidates: int, k: int) -> tuple[Int[Array, "b c"], Int[Array, "b c k"]]:
-    """Finds the longest, then latest matches in the rows' own text, and what follows each."""
+    """Finds the longest, then latest matches in the rows' own text, and the tokens that follow each."""
     positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     matched, at = _longest(match_lengths(tokens, end, positions < length[:, None] - 1), candidates)
     period = jnp.maximum(length[:, None] - 1 - at, 1)[..., None]
@@ -209,20 +231,20 @@ def _in_the_text(tokens, length, end, candidates: int, k: int) -> tuple[Int[Arra
 
 
 def _in_the_store(store: TextStore, end, candidates: int, k: int) -> tuple[Int[Array, "b c"], Int[Array, "b c k"]]:
-    """Finds the longest, then latest matches in the store, and what follows each; -1 follows the end of a text."""
+    """Finds the longest, then latest matches in the store, and the tokens that follow each; -1 ends a text."""
     text = store.in_a_row()
     text = jnp.broadcast_to(text[None], (end.shape[0], *text.shape))
     continue_ = jnp.pad(text[:, 1:] >= 0, ((0, 0), (0, 1)))
     matched, at = _longest(match_lengths(text, end, continue_), candidates)
     steps = 1 + jnp.arange(k, dtype=jnp.int32)[None, None]
-    # Behind the last text stands a -1, where all that runs over it ends.
+    # The last text is followed by -1, and reads past it are clamped there.
     return matched, _take(text, jnp.minimum(at[..., None] + steps, text.shape[1] - 1))
 
 
 def _longest(matched: Int[Array, "b n"], count: int) -> tuple[Int[Array, "b c"], Int[Array, "b c"]]:
-    """Returns the `count` longest matches, of equal ones the latest, and their positions."""
+    """Returns the `count` longest matches and their positions; ties go to the latest."""
     last = matched.shape[1] - 1
-    # Of equal values `top_k` takes those that stand first. Floats, which it is fast for, hold such numbers exactly.
+    # `top_k` breaks ties in favor of the first. It is fast for floats, which hold these integers exactly.
     found, at = jax.lax.top_k(jnp.flip(matched, axis=1).astype(jnp.float32), min(count, last + 1))
     return found.astype(jnp.int32), last - at.astype(jnp.int32)
 
@@ -230,9 +252,9 @@ def _longest(matched: Int[Array, "b n"], count: int) -> tuple[Int[Array, "b c"],
 def _most_frequent(
     alive: Bool[Array, "b w c"], token: Int[Array, "b c"]
 ) -> tuple[Int[Array, "b w"], Int[Array, "b w"]]:
-    """Returns the candidate with the most frequent token among those alive in each walk, the first of equals."""
+    """Returns the candidate with the most frequent token among those alive in each walk, and its votes."""
     same = (token[:, :, None] == token[:, None]) & (token[:, None] >= 0)
-    # Sums of zeros and ones, which every precision of a matrix unit gets right.
+    # Sums of zeros and ones are exact at every matrix unit's precision.
     votes = jnp.einsum("bwc,bcd->bwd", alive.astype(jnp.float32), same.astype(jnp.float32))
     votes = jnp.where(alive, votes, 0.0)
     return jnp.argmax(votes, axis=2).astype(jnp.int32), jnp.max(votes, axis=2).astype(jnp.int32)

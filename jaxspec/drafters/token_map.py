@@ -1,16 +1,16 @@
 """Maps one vocabulary to another: which tokens they share, and how to spell the target's tokens in the draft's.
 
-Tokens are compared by the bytes that they put into a text, however their vocabulary spells them:
+Tokens are compared by the bytes that they stand for, regardless of how a vocabulary spells them:
 
     bytes       byte-level BPE    SentencePiece
     " the"      Ġthe              ▁the
-    newline     Ċ                 <0x0A>, or a token of its own
+    newline     Ċ                 <0x0A>, or a separate token
     "ü"         Ã¼                ü
     C3          Ã                 <0xC3>
 
-A special token puts nothing into a text, and is compared with special tokens alone, by its spelling; two that begin a
-text are the same, and two that end one, however spelled. Of several tokens with the same bytes (`A` and `<0x41>`) only
-the one that text is made of is shared.
+Special tokens stand for no bytes, and are compared by spelling, only with each other. Beginning-of-text tokens match
+regardless of spelling, and so do end-of-text tokens. If several tokens have the same bytes (`A` and `<0x41>`), only the
+one that the tokenizer uses for text is shared.
 """
 
 import dataclasses
@@ -27,28 +27,28 @@ from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters.resized import have_same_tokens
 
-# Of a longer token the draft model reads the last pieces, which say most about what follows.
+# The draft model reads only the last pieces of a longer token, which say most about the next token.
 MOST_PIECES = 8
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TokenMap:
-    """Maps the target's tokens to those of a draft model: how it reads each, and which of them it can guess.
+    """Maps the target's tokens to those of a draft model: how it reads each, and which it can guess.
 
-    Holds the intersection of two vocabularies, as token-level intersection needs it. Every token of the target stands
-    for at least one of the draft's, so no text of the target is empty or shorter for the draft:
+    Holds the intersection of two vocabularies, for token-level intersection. Every token of the target maps to at least
+    one of the draft's, so the draft's text is never empty or shorter than the target's:
 
         target    The  Ġunbeliev  able  .       vocabulary of the draft: The Ġun believ able .
         columns     7         -1    19  3
         pieces      7   [41, 56]    19  3
 
     Attributes:
-      columns: the draft's token that each token of the target is, no two the same; -1 outside of the intersection.
-      pieces: the draft's tokens for the text of each, of a very long one for its end; zeros follow them.
-      count: how many they are. One in the intersection, which is that of `columns`.
-      start: the draft's tokens that begin each text, where the target's vocabulary has no such token.
-      draft_vocab_size: how many tokens the draft has, static.
+      columns: the draft's token id for each of the target's tokens (injective); -1 if it is not shared.
+      pieces: the draft's tokens that spell each token, padded with 0; only the last ones of a very long token.
+      count: the number of pieces. 1 for a shared token, whose piece is its entry in `columns`.
+      start: the draft's tokens that begin each text, if the target's vocabulary has no such token.
+      draft_vocab_size: the size of the draft's vocabulary, static.
 
     References:
       Token-level intersection (TLI): Timor et al. (2025), arXiv:2502.05202, algorithm 4.
@@ -68,18 +68,23 @@ class TokenMap:
 
     @classmethod
     def of_models(cls, draft: Model, target: Model | None, tokenizer: Tokenizer | None = None) -> "TokenMap | None":
-        """Maps the target's vocabulary to a draft model's, if its tokens are others, as far as their tokenizers tell.
+        """Maps the target's vocabulary to a draft model's, if their tokenizers show that they differ.
 
         Args:
           draft: the draft model.
-          target: the target; `None` is taken to have the draft's vocabulary.
-          tokenizer: the target's; `None` is the one it brings.
+          target: the target; `None` is assumed to have the draft's vocabulary.
+          tokenizer: the target's; `None` uses the one of its traits.
+
+        Returns:
+          The map; `None` if the models have the same tokens, or a tokenizer is missing.
 
         Raises:
           ValueError: as `between` does.
         """
-        own, other = tokenizer or getattr(target, "tokenizer", None), getattr(draft, "tokenizer", None)
-        if target is None or own is None or other is None:
+        if target is None:
+            return None
+        own, other = tokenizer or target.traits.tokenizer, draft.traits.tokenizer
+        if own is None or other is None:
             return None
         if have_same_tokens(draft, target, own, other):
             return None
@@ -90,16 +95,19 @@ class TokenMap:
     def between(
         cls, target: Tokenizer, draft: Tokenizer, *, target_size: int | None = None, draft_size: int | None = None
     ) -> Self:
-        """Compares two vocabularies, on the host.
+        """Compares two vocabularies on the host.
 
         Args:
           target: the target's tokenizer.
-          draft: the draft's.
-          target_size: the target model's `vocab_size`, which may be padded; `None` is its tokenizer's.
-          draft_size: the draft model's.
+          draft: the draft's tokenizer.
+          target_size: the target model's `vocab_size`, which may be padded; `None` uses its tokenizer's.
+          draft_size: the draft model's `vocab_size`; `None` uses its tokenizer's.
+
+        Returns:
+          The map from the target's vocabulary to the draft's.
 
         Raises:
-          ValueError: no token of text is in both, or a tokenizer is neither byte-level nor SentencePiece.
+          ValueError: no text token is shared, or a tokenizer is neither byte-level nor SentencePiece.
         """
         target_size = target.vocab_size if target_size is None else target_size
         draft_size = draft.vocab_size if draft_size is None else draft_size
@@ -107,14 +115,14 @@ class TokenMap:
         own, others = ids_of(target, target_size), speller.ids
         if not any(key in others for key in own if not key.special):
             raise ValueError(
-                f"the vocabularies of target and draft ({target_size} and {draft_size} tokens) have no token of text "
-                "in common, so there is nothing to draft; pass a draft model of a like tokenizer, or another drafter"
+                f"the vocabularies of target and draft ({target_size} and {draft_size} tokens) share no text token, so "
+                "there is nothing to draft; pass a draft model with a similar tokenizer, or another drafter"
             )
         columns = np.full(target_size, -1, np.int32)
         for key, index in own.items():
             columns[index] = others.get(key, -1)
         _pair_by_role(columns, target, draft)
-        # Stands for text that cannot be spelled at all.
+        # Replaces text that cannot be spelled at all.
         blank = next((index for index in draft.eos_token_ids if index < draft_size), 0)
         spelled = [
             [int(column)] if column >= 0 else (speller.spell(key_of(target, index).data) or [blank])[-MOST_PIECES:]
@@ -124,44 +132,44 @@ class TokenMap:
         for index, ids in enumerate(spelled):
             pieces[index, : len(ids)] = ids
         count = np.array([len(ids) for ids in spelled], np.int32)
-        start = np.array(() if _begins(target) else _begins(draft), np.int32)
+        start = np.array(() if _start_token(target) else _start_token(draft), np.int32)
         return cls(jnp.asarray(columns), jnp.asarray(pieces), jnp.asarray(count), jnp.asarray(start), draft_size)
 
     @property
     def target_vocab_size(self) -> int:
-        """The number of tokens that the target has."""
+        """The size of the target's vocabulary."""
         return self.columns.shape[0]
 
     def shared(self) -> int:
-        """Counts the tokens that are in both vocabularies; not for traced arrays."""
+        """Counts the shared tokens; not for traced arrays."""
         return int(np.sum(np.asarray(self.columns) >= 0))
 
     def keeps_ids(self) -> bool:
-        """Tells whether both are one vocabulary except for how a few tokens are spelled; not for traced arrays."""
+        """Returns whether both are one vocabulary with a few respelled tokens; not for traced arrays."""
         columns = np.asarray(self.columns)
         ids = np.flatnonzero(columns >= 0)
         most = len(ids) >= 0.9 * len(columns)
         return most and self.draft_vocab_size == len(columns) and bool(np.all(columns[ids] == ids))
 
     def guessed(self, tokens: Int[Array, "b t"]) -> Int[Array, "b t"]:
-        """Returns the draft's tokens for tokens of the intersection; any others become some token."""
+        """Converts shared tokens to the draft's ids; the result for other tokens is arbitrary."""
         return jnp.maximum(self.columns[tokens], 0)
 
     def restrict(self, logits: Float[Array, "b t u"]) -> Float[Array, "b t v"]:
-        """Returns the draft's logits over the target's tokens: -inf outside of the intersection."""
+        """Gathers the draft's logits into the target's vocabulary, with -inf for tokens that are not shared."""
         shared = jnp.take(logits, jnp.maximum(self.columns, 0), axis=-1)
         return jnp.where((self.columns >= 0)[None, None], shared, -jnp.inf)
 
 
 def _pair_by_role(columns: np.ndarray, target: Tokenizer, draft: Tokenizer) -> None:
-    """Gives tokens that begin or end a text those of the draft that do, if their spelling has found none."""
-    for own, others in ((_begins(target), _begins(draft)), (target.eos_token_ids, draft.eos_token_ids)):
+    """Pairs tokens that begin or end a text and have no match by spelling; updates `columns` in place."""
+    for own, others in ((_start_token(target), _start_token(draft)), (target.eos_token_ids, draft.eos_token_ids)):
         lonely = [index for index in own if index < len(columns) and columns[index] < 0]
         free = [index for index in others if index not in columns]
         for index, other in zip(lonely, free, strict=False):
             columns[index] = other
 
 
-def _begins(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns the token that `encode` writes in front of each text, if it does."""
+def _start_token(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the token that `encode` prepends to each text, if any."""
     return tuple(index for index in tokenizer.encode("") if index == tokenizer.bos_token_id)

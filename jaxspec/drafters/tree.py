@@ -1,8 +1,8 @@
-"""Drafts a tree whose shape is fixed."""
+"""Drafts a tree of a fixed shape."""
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,34 +12,33 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core import check_policy
 from jaxspec.core.model import Model
-from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
-from jaxspec.core.state import Context, Proposal, Verdict
+from jaxspec.core.state import Context, Proposal
 from jaxspec.core.tree import Tree
-from jaxspec.drafters.base import Drafter
+from jaxspec.core.validate import shown
+from jaxspec.drafters.base import DrafterInfo
 from jaxspec.drafters.children import Draw, MostLikely, WithReplacement
-from jaxspec.drafters.draft_model import Draft, DraftSource, Hidden, as_draft, check_takes_trees
-from jaxspec.drafters.frontier import Drafted, Level, by_row, descend, first_paths, grow, of_rows
+from jaxspec.drafters.draft_model import DraftSource, check_takes_trees
+from jaxspec.drafters.frontier import Drafted, FrontierDrafter, Level, by_row, descend, first_paths, grow, keep_rows
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class TreeDrafter(Drafter):
+class TreeDrafter(FrontierDrafter):
     """Drafts a tree of tokens from a draft model with the target's vocabulary.
 
-    Runs one pass over the last two committed tokens, then one for each level that has children: a tree of depth 4 takes
+    Runs one pass over the last two committed tokens, then one for each level that has children. A tree of depth 4 takes
     four passes, as a chain of 4 does. Only nodes with children are fed.
 
     Attributes:
-      model: any `Model` that takes trees, which one without a cache does not; or an EAGLE head.
+      model: any `Model` that takes trees, which requires a cache; or an EAGLE head.
       topology: the tree's shape: `Tree.of_size(16)`, `Tree.balanced((3, 2, 2))`, or
         `Tree.chains(num_drafts, k)` for several drafts side by side.
-      draw: how children are chosen: `MostLikely()`, `WithoutReplacement()` or
-        `WithReplacement()`. A greedy policy takes the most probable whatever is passed.
-      sampling: the policy that children are drawn with, one for all rows; `None` is the target's
-        own, row by row.
+      draw: how to choose children: `MostLikely()`, `WithoutReplacement()` or `WithReplacement()`. Greedy policies
+        always take the most probable ones.
+      sampling: the policy to draw children with, shared by all rows; `None` uses each row's target policy.
 
     References:
       SpecInfer: Miao et al. (2023), arXiv:2305.09781, section 3.
@@ -52,7 +51,6 @@ class TreeDrafter(Drafter):
       (2, 8)
     """
 
-    name: ClassVar[str] = "tree"
     model: Model | DraftSource
     topology: Tree = dataclasses.field(metadata={"static": True})
     draw: Draw = dataclasses.field(default=MostLikely(), metadata={"static": True})
@@ -60,13 +58,9 @@ class TreeDrafter(Drafter):
 
     def __post_init__(self) -> None:
         if not isinstance(self.topology, Tree):
-            raise TypeError(f"topology must be a Tree, got {self.topology!r}; pass Tree.of_size(16)")
+            raise TypeError(f"topology must be a Tree, got {shown(self.topology)}; pass Tree.of_size(16)")
         if not isinstance(self.draw, Draw):
-            raise TypeError(f"draw must be a Draw, got {self.draw!r}; pass MostLikely() or WithoutReplacement()")
-
-    @property
-    def tree(self) -> bool:
-        return True
+            raise TypeError(f"draw must be a Draw, got {shown(self.draw)}; pass MostLikely() or WithoutReplacement()")
 
     @property
     def max_drafts(self) -> int:
@@ -82,24 +76,15 @@ class TreeDrafter(Drafter):
         return self.draw.deterministic
 
     @property
-    def identically_distributed(self) -> bool:
-        """Whether the drafts are independent chains from one distribution."""
+    def info(self) -> DrafterInfo:
         tree = self.topology
-        chains = tree == Tree.chains(tree.widths[0], tree.depth)
-        return chains and isinstance(self.draw, WithReplacement)
-
-    @property
-    def network(self) -> Model | DraftSource:
-        return self.model
-
-    @property
-    def context_length(self) -> int | None:
-        return self._draft.context_length
+        alike = tree == Tree.chains(tree.widths[0], tree.depth) and isinstance(self.draw, WithReplacement)
+        return DrafterInfo(self.model, self.model.context_length, identically_distributed=alike)
 
     def check(self, target: Model) -> None:
         if self.sampling is not None:
             check_policy.draft_policy(self.sampling)
-        self._draft.check(type(self).__name__, target)
+        self.draft.check(type(self).__name__, target)
         check_takes_trees(type(self).__name__, self.model)
         if self.sampling is not None and self.draw.deterministic:
             raise ValueError(
@@ -110,30 +95,18 @@ class TreeDrafter(Drafter):
         if most > target.vocab_size:
             raise ValueError(f"a node has {most} children, the vocabulary {target.vocab_size} tokens; pass fewer")
 
-    @property
-    def capture(self) -> tuple[int, ...]:
-        """The target's hidden states that the draft reads."""
-        return self._draft.capture
-
-    @property
-    def _draft(self) -> Draft:
-        return as_draft(self.model, self.max_drafts)
-
-    def init(self, context: Context, prefilled: Prefilled | None, slots: int) -> Any:
-        return self._draft.init(context, prefilled, slots)
-
     def propose(self, rng: Rng, state: Any, context: Context) -> tuple[Proposal, Drafted]:
         policy = context.sampling if self.sampling is None else self.sampling
         draw = MostLikely() if policy.greedy else self.draw
-        plan = _plan(self.topology)
-        window, draft_state = self._draft.first(state, context)
-        logits = context.process(self._draft.over_vocabulary(window.logits[:, None]))
+        tree, plan = self.topology, _plan(self.topology)
+        window, draft_state = self.draft.first(state, context)
+        logits = context.process(self.draft.vocabulary.expand(window.logits[:, None]))
         found, pending = _choose(draw, policy, rng, jnp.int32(0), logits, plan.first), None
 
         if plan.levels:
 
             def expand(level, logits, carry):
-                logits = context.process(self._draft.over_vocabulary(logits), carry)
+                logits = context.process(self.draft.vocabulary.expand(logits), carry)
                 found = _choose(draw, policy, rng, level + 1, logits, plan.most)
                 picked = jnp.asarray(plan.picked)[level]
                 parents = jnp.broadcast_to(picked // plan.most, (logits.shape[0], plan.width))
@@ -142,22 +115,24 @@ class TreeDrafter(Drafter):
 
             first = found.tokens[:, plan.fed_first]
             path = first_paths(context, first, self.max_drafts)
-            below, pending = grow(self._draft, context, window, first, plan.levels, path, expand)
+            below, pending = grow(self.draft, context, window, first, plan.levels, path, expand)
             found = found.followed_by(below)
-        slots = jnp.broadcast_to(jnp.asarray(plan.slots), (context.length.shape[0], self.topology.size))
-        proposal = of_rows(_proposal(self.topology, draw, found), self._draft.ready(context))
-        assert proposal.parents is not None  # it is a tree's
-        return proposal, Drafted(draft_state, pending, slots, proposal.parents)
-
-    def observe(self, state: Drafted, context: Context, verdict: Verdict, hidden: Hidden) -> Any:
-        cache = state.keep(self._draft.cache(state.draft_state), verdict)
-        return self._draft.observe(self._draft.put(state.draft_state, cache), context, verdict, hidden)
+        slots = jnp.broadcast_to(jnp.asarray(plan.slots), (context.length.shape[0], tree.size))
+        tokens, there = found.tokens[:, plan.nodes], found.there[:, plan.nodes]
+        missing = jnp.asarray(tree.ancestors)[None] & ~there[:, None]
+        parents = jnp.broadcast_to(jnp.asarray(tree.parents, jnp.int32), tokens.shape)
+        next_log_probs = None
+        if found.weights is not None:
+            before = jnp.pad(tokens, ((0, 0), (0, 1)), constant_values=-1)[:, plan.before]
+            next_log_probs = draw.log_probs(found.weights[:, plan.log_probs], before)
+        proposal = Proposal(tokens, ~jnp.any(missing, axis=-1), next_log_probs, parents, tree.depth)
+        return keep_rows(proposal, self.draft.has_context(context)), Drafted(draft_state, pending, slots, parents)
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Children:
-    """Holds the children of some nodes, each node's side by side, and the distributions they come from.
+    """Holds the children of several nodes, adjacent for each node, and the weights that they were chosen by.
 
     `weights` is `None` for deterministic guesses.
     """
@@ -178,36 +153,24 @@ def _choose(draw: Draw, policy: Policy, rng: Rng, level, logits: Float[Array, "b
     return _Children(flat(tokens), flat(there), None if draw.deterministic else weights)
 
 
-def _proposal(tree: Tree, draw: Draw, found: _Children) -> Proposal:
-    plan = _plan(tree)
-    tokens, there = found.tokens[:, plan.nodes], found.there[:, plan.nodes]
-    missing = jnp.asarray(tree.ancestors)[None] & ~there[:, None]
-    parents = jnp.broadcast_to(jnp.asarray(tree.parents, jnp.int32), tokens.shape)
-    next_log_probs = None
-    if found.weights is not None:
-        before = jnp.pad(tokens, ((0, 0), (0, 1)), constant_values=-1)[:, plan.before]
-        next_log_probs = draw.log_probs(found.weights[:, plan.log_probs], before)
-    return Proposal(tokens, ~jnp.any(missing, axis=-1), next_log_probs, parents, tree.depth)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """Holds the places, on the host, of a tree's nodes among those that are fed and found.
+    """Holds host-side indices of a tree's nodes among the nodes that are fed and the children that are found.
 
-    Each level's nodes with children are fed side by side in `width` places, and each gets `most`
-    children, of which the tree has some.
+    Each level's nodes with children are fed side by side in `width` places, and each gets `most` children, only some of
+    which are in the tree.
 
     Attributes:
-      first: how many children the text has.
-      most: how many any other node has.
-      levels: how many levels are fed.
-      width: how many places a level has.
-      fed_first: which of the text's children are fed.
-      picked: which children of each fed level are fed next.
-      slots: the place of each node among all that are fed; -1 if it has no children.
-      nodes: each node among all children found.
-      log_probs: the distribution that each node comes from, among all found.
-      before: each node's earlier siblings; -1 pads.
+      first: the number of children of the text.
+      most: the largest number of children of any other node.
+      levels: the number of levels to feed.
+      width: the number of places in a level.
+      fed_first: the text's children to feed.
+      picked: the children of each fed level to feed next.
+      slots: the index of each node among all fed nodes; -1 if it has no children.
+      nodes: the index of each node among all children found.
+      log_probs: the index of each node's distribution among all those found.
+      before: each node's earlier siblings, padded with -1.
     """
 
     first: int
@@ -235,7 +198,7 @@ def _plan(tree: Tree) -> _Plan:
     nodes = np.where(parents < 0, ranks, first + slots[parents] * most + ranks)
     picked = np.zeros((levels + 1, width), np.int32)
     for level, fed_nodes in enumerate(fed):
-        # Among the children of the level above alone.
+        # Relative to the children of the level above.
         offset = first + (level - 1) * width * most if level else 0
         picked[level, : len(fed_nodes)] = nodes[fed_nodes] - offset
     siblings = [tree.children[parent][:rank] for parent, rank in zip(tree.parents, tree.ranks, strict=True)]

@@ -6,22 +6,71 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.families.grouped import Grouped
 from jaxspec.nn.config import TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Grouped:
+    """Holds the weight `(values - zero) * scale`, whose groups are equal runs of consecutive inputs.
+
+    Attributes:
+      values: `[*out, in]`, int8 or a one-byte float.
+      scale: `[*out, in // group]`, a float of 16 or 32 bits.
+      zero: `[*out, in // group]`, int8; `None` is 0.
+      bits: the bits of each value: 4-bit values are between -8 and 7.
+
+    Example:
+      >>> values, scale = np.array([[1, 2, 3, -4]], np.int8), np.array([[0.5, 2.0]], np.float32)
+      >>> jaxspec.families.Grouped(values, scale, None, 4).dequantize().tolist()
+      [[0.5, 1.0, 6.0, -8.0]]
+    """
+
+    values: np.ndarray
+    scale: np.ndarray
+    zero: np.ndarray | None
+    bits: int
+
+    def dequantize(self) -> np.ndarray:
+        """Returns the weight in float32, each number rounded once."""
+        groups = self.values.astype(np.float32).reshape(*self.scale.shape, -1)
+        if self.zero is not None:
+            groups -= self.zero[..., None]
+        groups *= self.scale.astype(np.float32)[..., None]
+        return groups.reshape(self.values.shape)
+
+
+def build_grouped(build: Callable[..., np.ndarray], parts: list[Grouped]) -> Grouped | None:
+    """Combines several weights, like `ParamMapping.build` for arrays.
+
+    Args:
+      build: moves outputs, without changing the order of their inputs.
+      parts: the weights to combine.
+
+    Returns:
+      The weight; `None` if the parts differ in kind or in the number of groups, so that only floats can be combined.
+    """
+    if len({(part.values.dtype, part.scale.shape[-1], part.bits) for part in parts}) > 1:
+        return None
+    zero = None
+    if any(part.zero is not None for part in parts):
+        zero = build(*(np.zeros(part.scale.shape, np.int8) if part.zero is None else part.zero for part in parts))
+    scale = build(*(part.scale for part in parts))
+    return Grouped(build(*(part.values for part in parts)), scale, zero, parts[0].bits)
+
 
 Shape = tuple[int, ...]
 
 
 def _not_grouped() -> None:
-    """Returns nothing, as of a tensor that is not quantized."""
+    """Returns `None`: the tensor is not quantized."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Holds a tensor's bytes where it is stored in blocks of a few bits.
+    """Holds the bytes of a tensor that is stored in blocks of a few bits.
 
     Attributes:
-      name: the format's, as GGML calls it.
+      name: GGML's name of the format.
       rows: `[*out, bytes of a row]`, possibly a read-only view of the file.
     """
 
@@ -35,9 +84,9 @@ class LazyTensor:
 
     Attributes:
       shape: its shape, known without reading it.
-      read: reads it; any float dtype, possibly a read-only view of the file.
-      blocks: returns it as it is stored, if that is in blocks.
-      grouped: reads it as it is quantized; nothing where it is not, or its groups lie scattered.
+      read: reads it, in any float dtype, possibly as a read-only view of the file.
+      blocks: returns its stored blocks, if it has any.
+      grouped: reads its quantized form; `None` if it is not quantized, or its groups are not contiguous.
 
     Example:
       >>> jaxspec.families.LazyTensor((2, 3), lambda: np.zeros((2, 3))).read().shape
@@ -50,7 +99,7 @@ class LazyTensor:
     grouped: Callable[[], Grouped | None] = _not_grouped
 
     def reorder(self, function: Callable[[np.ndarray], np.ndarray]) -> "LazyTensor":
-        """Returns the tensor with its rows in another order, which `function` puts them in, whatever they hold."""
+        """Returns the tensor with its rows reordered by `function`, for rows of any content."""
         blocks = self.blocks
         if blocks is None:
             return LazyTensor(self.shape, lambda: function(self.read()))
@@ -67,13 +116,12 @@ class ParamMapping:
     """Makes one parameter from tensors of a checkpoint.
 
     Attributes:
-      path: its place in the parameter tree.
-      sources: the names of the tensors that it is made of, without the family's prefix, and the shape that each must
-        have.
+      path: its path in the parameter tree.
+      sources: the names of its tensors, without the family's prefix, and the required shape of each.
       build: returns the parameter, given those tensors.
       is_norm: whether it belongs to a normalization, which stays in float32.
-      by_rows: whether `build` only moves rows of the tensors, whatever they hold.
-      axis: the axis along which `build` puts several tensors side by side.
+      by_rows: whether `build` only moves rows of the tensors.
+      axis: the axis along which `build` concatenates several tensors.
 
     Example:
       >>> gate_and_up = jaxspec.families.ParamMapping(
@@ -91,9 +139,9 @@ class ParamMapping:
     by_rows: bool = False
 
     def to_tensors(self, params: Any) -> dict[str, np.ndarray]:
-        """Returns the tensors that the parameter was made of, by name.
+        """Converts the parameter back to its tensors, by name.
 
-        Undoes any `build` that only reshapes tensors and puts them side by side, as those of Llama do.
+        Undoes any `build` that only reshapes and concatenates tensors, as for Llama.
 
         Args:
           params: the parameter tree.
@@ -120,19 +168,20 @@ def _unchanged_array(name: str, x: np.ndarray, config: TransformerConfig) -> np.
 
 @dataclasses.dataclass(frozen=True)
 class GGUFLayout:
-    """Describes a family's layout in GGUF files, as llama.cpp's converter writes them.
+    """Describes a family's layout in GGUF files, as written by llama.cpp's converter.
 
     Attributes:
       architecture: the value of `general.architecture`.
-      settings: keys of the metadata, without the architecture in front, to keys of `config.json`.
-      tensors: names of tensors, without block and suffix, to those of Hugging Face.
-      blocks: the word in front of a block's number in Hugging Face's names.
-      read_settings: returns the rest of `config.json`, given the metadata's settings, what was read of `config.json`
-        already, and the tensors.
-      restore: undoes what the converter did to a tensor's values, given its GGUF name and `config.json`.
-      store: does the same to an array, given its Hugging Face name; only of families that are written.
-      merges_by_id: whether a SentencePiece vocabulary is merged in the order of its ids, not of its scores, and
-        writes runs of spaces as spaces.
+      settings: maps keys of the metadata, without the architecture prefix, to keys of `config.json`.
+      tensors: maps tensor names, without block and suffix, to those of Hugging Face.
+      blocks: the word before a block's number in Hugging Face's names.
+      read_settings: returns the rest of `config.json`, given the metadata's settings, the keys read so far, and the
+        tensors.
+      restore: undoes the converter's changes to a tensor's values, given its GGUF name and `config.json`.
+      store: applies the converter's changes to an array, given its Hugging Face name; only for families that are
+        written.
+      merges_by_id: whether a SentencePiece vocabulary is merged in the order of its ids instead of its scores, and
+        keeps runs of spaces.
 
     Example:
       >>> layout = jaxspec.families.find_family({"model_type": "llama"}).gguf
@@ -158,16 +207,19 @@ class Family:
 
     Attributes:
       model_type: its `model_type` in a Hugging Face `config.json`.
-      read_config: returns the decoder's hyperparameters, given the contents of `config.json`; raises `ValueError` for
+      build_config: returns the decoder's hyperparameters, given all settings in `defaults`; raises `ValueError` for
         options that are not supported.
       map_params: returns the mappings of every parameter of a decoder with these hyperparameters.
-      prefix: what stands in front of most tensors' names.
-      constants: a regular expression of tensors, without the prefix, that older versions of transformers stored
+      defaults: the settings of `config.json` that are read, and their defaults: those of the family's configuration
+        class in transformers. `None` means that the default follows from other settings.
+      nulls: the settings whose null is not the default. The null of a size is an error.
+      prefix: the prefix of most tensor names.
+      constants: a regular expression for tensors, without the prefix, that older versions of transformers stored
         although they are computed.
       write_config: returns the contents of `config.json`, given hyperparameters; raises `ValueError` if it cannot. It
         may lose some, so the caller reads them back and compares. `None`: the family is not written.
-      gguf: its layout in GGUF files. `None`: it has none of its own.
-      inputs_first: whether kernels are stored `[in, out]`, of which no quantized layout is read.
+      gguf: its layout in GGUF files, or `None`.
+      inputs_first: whether kernels are stored as `[in, out]`, for which no quantized layout is supported.
 
     Example:
       >>> family = jaxspec.families.find_family({"model_type": "qwen3"})
@@ -176,14 +228,28 @@ class Family:
     """
 
     model_type: str
-    read_config: Callable[[Mapping[str, Any]], TransformerConfig]
+    build_config: Callable[[Mapping[str, Any]], TransformerConfig]
     map_params: Callable[[TransformerConfig], Iterable[ParamMapping]]
+    defaults: Mapping[str, Any]
+    nulls: tuple[str, ...] = ()
     prefix: str = "model."
-    constants: str = r"rotary_emb\.inv_freq$"
+    constants: str = r"rotary_emb\w*\.(\w*inv_freq|cos_cached|sin_cached)$"
     write_config: Callable[[TransformerConfig], dict[str, Any]] | None = None
     gguf: GGUFLayout | None = None
     inputs_first: bool = False
 
+    def read_config(self, config: Mapping[str, Any]) -> TransformerConfig:
+        """Returns the decoder's hyperparameters.
+
+        Args:
+          config: the contents of `config.json`; settings that are missing or null have the family's defaults.
+
+        Raises:
+          ValueError: an option is not supported; it is a `SettingError`.
+        """
+        values = {key: x for key, x in config.items() if x is not None or key in self.nulls}
+        return self.build_config({"model_type": self.model_type, **self.defaults, **values})
+
     def full_name(self, name: str) -> str:
-        """Returns a tensor's name with the prefix, which the output head's has not."""
+        """Returns a tensor's name with the prefix, which the output head lacks."""
         return name if name == "lm_head.weight" else self.prefix + name

@@ -1,13 +1,14 @@
-"""Reads settings of `config.json` and maps parameters, for all families that resemble Llama."""
+"""Shares code among families that resemble Llama: settings of `config.json`, parameters, GGUF metadata."""
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from jaxspec.families.base import ParamMapping, Shape
-from jaxspec.families.settings import SettingError
+from jaxspec.families.base import LazyTensor, ParamMapping, Shape
+from jaxspec.families.settings import COUNT, NOT_NEGATIVE, POSITIVE, SIZE, TEXT, SettingError
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.ops.rope import Rope, RopeScaling
 
@@ -16,6 +17,14 @@ LLAMA_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_
 
 Activation = Literal["silu", "gelu_tanh"]
 MapNorm = Callable[[tuple[str, ...], str, int], ParamMapping]
+# The settings of sizes that have no relation to others, and those of the rotary embedding.
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+ROPE_DEFAULTS = {
+    "rope_theta": 10_000.0,
+    **dict.fromkeys(("rope_scaling", "rope_parameters")),
+    **dict.fromkeys(("original_max_position_embeddings", "partial_rotary_factor")),
+}
+_KINDS = "default, linear, dynamic, llama3, yarn, longrope"
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -29,36 +38,36 @@ def read_gated_config(
     *,
     windows: tuple[int | None, ...],
     ropes: tuple[Rope, ...] | None = None,
-    activation: Activation | None = None,
-    eps: float = 1e-6,
-    head_dim: int | None = None,
-    tied: bool = False,
-    context_length: int = 2048,
+    activation: str = "hidden_act",
     **options: Any,
 ) -> TransformerConfig:
-    """Reads what Llama and its descendants share: RMS norms, gated feed-forward layers, rotary embeddings.
+    """Reads the configuration of Llama-like decoders: RMS norms, gated feed-forward layers, rotary embeddings.
 
     Args:
-      config: the contents of `config.json`.
-      windows: each layer's window.
+      config: all settings of the family.
+      windows: each layer's attention window.
       ropes: each layer's rotary embedding; `None` reads one for all.
-      activation: `None` reads it.
-      eps, head_dim, tied, context_length: the family's defaults of what the configuration may leave out.
+      activation: the setting that names the activation.
       **options: further fields of `TransformerConfig`.
 
     Raises:
-      SettingError: a setting is missing or not supported, or does not go with another one.
+      SettingError: a setting is missing or not supported, or contradicts another one.
     """
     layers, width = need(config, "num_hidden_layers"), need(config, "hidden_size")
     heads = need(config, "num_attention_heads")
-    kv_heads = config.get("num_key_value_heads") or heads
-    head_size: int = config.get("head_dim") or head_dim or divided(config, "hidden_size", "num_attention_heads")
+    kv_heads = config["num_key_value_heads"] or heads
+    head_size: int = config["head_dim"] or divided(config, "hidden_size", "num_attention_heads")
     if heads % kv_heads:
         raise SettingError(
             "num_key_value_heads or num_attention_heads", f"expected a divisor of {heads}, got {kv_heads}"
         )
     if head_size % 2:
         raise SettingError("head_dim", f"expected an even number, whose halves are rotated, got {head_size}")
+    each: tuple[Rope, ...] = (_read_one_rope(config),) * layers if ropes is None else ropes
+    for scaling in {rope.scaling for rope in each if rope.scaling}:
+        if scaling.kind == "longrope" and len(scaling.factors) != head_size // 2:
+            problem = f"expected {head_size // 2} factors, one for each pair of a head, got {len(scaling.factors)}"
+            raise SettingError("rope_scaling", problem)
     return TransformerConfig(
         vocab_size=need(config, "vocab_size"),
         num_layers=layers,
@@ -67,21 +76,21 @@ def read_gated_config(
         num_kv_heads=kv_heads,
         head_dim=head_size,
         mlp_width=need(config, "intermediate_size"),
-        context_length=config.get("max_position_embeddings", context_length),
-        ropes=ropes or (_read_one_rope(config),) * layers,
+        context_length=config["max_position_embeddings"],
+        ropes=each,
         windows=windows,
-        norm_eps=config.get("rms_norm_eps", eps),
-        activation=activation or read_activation(config, "hidden_act", "silu"),
-        tied_head=config.get("tie_word_embeddings", tied),
+        norm_eps=config["rms_norm_eps"],
+        activation=read_activation(config, activation),
+        tied_head=config["tie_word_embeddings"],
         **options,
     )
 
 
 def need(config: Mapping[str, Any], key: str) -> Any:
-    """Returns a setting that the configuration must have.
+    """Returns a required setting.
 
     Raises:
-      SettingError: it has none.
+      SettingError: it is missing.
     """
     if config.get(key) is None:
         raise SettingError(key, f"the configuration of model_type {config.get('model_type')!r} lacks {key!r}")
@@ -100,16 +109,15 @@ def divided(config: Mapping[str, Any], key: str, by: str) -> int:
     return size // count
 
 
-def read_activation(config: Mapping[str, Any], key: str, default: str) -> Activation:
+def read_activation(config: Mapping[str, Any], key: str) -> Activation:
     """Returns the activation that a setting names.
 
     Raises:
       SettingError: it is not supported.
     """
-    name = default if config.get(key) is None else config[key]
-    if name not in _ACTIVATIONS:
-        raise SettingError(key, f"unsupported activation {name!r}; supported: {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
+    if config[key] not in _ACTIVATIONS:
+        raise SettingError(key, f"unsupported activation {config[key]!r}; supported: {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[config[key]]
 
 
 def read_windows(kinds: Sequence[str], window: int | None, layers: int) -> tuple[int | None, ...]:
@@ -122,60 +130,112 @@ def read_windows(kinds: Sequence[str], window: int | None, layers: int) -> tuple
         raise SettingError("layer_types", f"unsupported {sorted(unknown)}; supported: {LOCAL}, {GLOBAL}")
     if len(kinds) != layers:
         raise SettingError(
-            "layer_types or num_hidden_layers", f"expected one type a layer, got {len(kinds)} for {layers}"
+            "layer_types or num_hidden_layers", f"expected one type per layer, got {len(kinds)} for {layers}"
         )
-    if LOCAL in kinds and window is None:
-        raise SettingError("sliding_window", "the configuration has sliding_attention layers but no size of a window")
+    if LOCAL in kinds and not window:
+        raise SettingError("sliding_window", f"expected an integer of at least 1 for sliding_attention, got {window}")
     return tuple(window if kind == LOCAL else None for kind in kinds)
 
 
-def read_rope(settings: Mapping[str, Any], place: str = "rope_scaling") -> Rope:
-    """Returns the rotary embedding of these settings, in the spelling of transformers 5.
+def read_rope(
+    config: Mapping[str, Any], settings: Mapping[str, Any], place: str, theta_key: str = "rope_theta"
+) -> Rope:
+    """Reads a rotary embedding.
 
     Args:
-      settings: `rope_theta`, `rope_type` and what that needs.
-      place: the setting that holds them, which an error names.
+      config: all settings of the family.
+      settings: the contents of `rope_scaling`, or of `rope_parameters` as transformers 5 writes them.
+      place: the name of `settings`, for errors.
+      theta_key: the setting of `config` that holds the base if `settings` does not.
 
     Raises:
       SettingError: it is not supported.
     """
-    theta = float(settings["rope_theta"])
-    if settings.get("partial_rotary_factor", 1.0) not in (1.0, None):
+    found = {key: x for key, x in settings.items() if x is not None}
+    theta, longest = float(found.get("rope_theta", config[theta_key])), config["max_position_embeddings"]
+    if found.get("partial_rotary_factor", config["partial_rotary_factor"]) not in (1.0, None):
         raise SettingError(f"{place}.partial_rotary_factor", "partial rotary embedding (not 1) is not supported")
-    kind = settings.get("rope_type", settings.get("type"))
-    if kind is None and settings.get("factor") is not None:
-        raise SettingError(f"{place}.rope_type", "rotary settings with a factor lack it; supported: linear, llama3")
+    kind = found.get("rope_type", found.get("type"))
+    if kind is None and "factor" in found:
+        raise SettingError(f"{place}.rope_type", f"rotary settings with a factor lack it; supported: {_KINDS}")
+    length = config["original_max_position_embeddings"] or found.get("original_max_position_embeddings", longest)
 
     def need_of_rope(key: str) -> Any:
-        if settings.get(key) is None:
+        if key not in found:
             raise SettingError(f"{place}.{key}", f"rotary settings of the type {kind} lack it")
-        return settings[key]
+        return found[key]
 
     match kind:
         case "default" | None:
             return Rope(theta)
         case "linear":
             return Rope(theta, RopeScaling("linear", float(need_of_rope("factor"))))
+        case "dynamic":
+            # Changes only texts of more than `max_position_embeddings` tokens, which the model does not take.
+            need_of_rope("factor")
+            return Rope(theta)
         case "llama3":
             low, high = float(need_of_rope("low_freq_factor")), float(need_of_rope("high_freq_factor"))
             if low >= high:
                 raise SettingError(
                     f"{place}.low_freq_factor", f"expected less than high_freq_factor, {high}, got {low}"
                 )
-            length = need_of_rope("original_max_position_embeddings")
             return Rope(theta, RopeScaling("llama3", float(need_of_rope("factor")), low, high, length))
+        case "yarn":
+            return Rope(theta, _read_yarn(settings, found, longest, length))
+        case "longrope":
+            # One choice for all texts: a text's earlier keys could not be rotated again when it becomes longer.
+            factors = need_of_rope("long_factor" if longest > length else "short_factor")
+            factor = float(found.get("factor", longest / length))
+            attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(length))
+            attention = float(found.get("attention_factor", attention))
+            return Rope(
+                theta,
+                RopeScaling(
+                    "longrope",
+                    factor,
+                    original_context_length=length,
+                    attention_factor=attention,
+                    factors=tuple(map(float, factors)),
+                ),
+            )
         case _:
-            raise SettingError(f"{place}.rope_type", f"unsupported {kind!r}; supported: default, linear, llama3")
+            raise SettingError(f"{place}.rope_type", f"unsupported {kind!r}; supported: {_KINDS}")
+
+
+def _read_yarn(
+    settings: Mapping[str, Any], found: Mapping[str, Any], longest: int, original_length: int
+) -> RopeScaling:
+    """Reads YaRN's scaling from `settings`, which without nulls are `found`."""
+    factor = float(found.get("factor", longest / original_length))
+
+    def amplify(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    attention = amplify(1.0)
+    if found.get("mscale") and found.get("mscale_all_dim"):
+        attention = amplify(found["mscale"]) / amplify(found["mscale_all_dim"])
+    return RopeScaling(
+        "yarn",
+        factor,
+        original_context_length=original_length,
+        attention_factor=float(found.get("attention_factor", attention)),
+        beta_fast=float(found.get("beta_fast") or 32),
+        beta_slow=float(found.get("beta_slow") or 1),
+        # As in transformers, a null is false, unlike a missing setting.
+        truncate=bool(settings.get("truncate", True)),
+    )
 
 
 def _read_one_rope(config: Mapping[str, Any]) -> Rope:
-    """Returns the rotary embedding of all layers, from the spelling of transformers 5 or the older one."""
-    place = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    return read_rope({"rope_theta": config.get("rope_theta", 10000.0), **(config.get(place) or {})}, place)
+    """Reads the rotary embedding of all layers, in the older format or that of transformers 5."""
+    # transformers reads `rope_scaling` if there are both.
+    place = "rope_scaling" if config["rope_scaling"] else "rope_parameters"
+    return read_rope(config, config[place] or {}, place)
 
 
 def write_llama_config(config: TransformerConfig) -> dict[str, Any]:
-    """Returns a decoder's sizes and rotary embedding as Llama's `config.json` has them.
+    """Returns a decoder's sizes and rotary embedding as a `config.json` of Llama.
 
     Raises:
       ValueError: it has no rotary embedding.
@@ -202,24 +262,29 @@ def write_llama_config(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _write_scaling(scaling: RopeScaling) -> dict[str, Any]:
-    return {
-        "rope_type": scaling.kind,
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low_freq_factor,
-        "high_freq_factor": scaling.high_freq_factor,
-        "original_max_position_embeddings": scaling.original_context_length,
-    }
+    written = {"rope_type": scaling.kind, "factor": scaling.factor}
+    match scaling.kind:
+        case "llama3":
+            names = {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
+        case "yarn":
+            names = {key: getattr(scaling, key) for key in ("attention_factor", "beta_fast", "beta_slow", "truncate")}
+        case "longrope":
+            factors = list(scaling.factors)
+            names = {"attention_factor": scaling.attention_factor, "short_factor": factors, "long_factor": factors}
+        case _:
+            return written
+    return written | names | {"original_max_position_embeddings": scaling.original_context_length}
 
 
 def map_tensor(path: tuple[str, ...], name: str, shape: Shape) -> ParamMapping:
-    """Maps a tensor to the parameter that it is."""
+    """Maps a tensor to a parameter, unchanged."""
     return ParamMapping(path, ((name, shape),), identity, by_rows=True)
 
 
 def map_norm(
     path: tuple[str, ...], name: str, width: int, build: Callable[[np.ndarray], np.ndarray] | None = None
 ) -> ParamMapping:
-    """Maps a tensor to a scale or bias of a normalization; `build=None` leaves its values as they are."""
+    """Maps a tensor to a scale or bias of a normalization; `build=None` keeps its values."""
     return ParamMapping(path, ((name, (width,)),), build or identity, is_norm=True)
 
 
@@ -230,10 +295,10 @@ def map_attention(
 
     Args:
       config: the decoder's hyperparameters.
-      path: the layer's place in the parameter tree.
-      name: what its tensors' names begin with.
-      norm: maps the scales of its normalizations, as `map_norm` does.
-      width: of what queries, keys and values are made of.
+      path: the layer's path in the parameter tree.
+      name: the prefix of its tensors' names.
+      norm: maps the scales of its normalizations, like `map_norm`.
+      width: the width of the input of queries, keys and values.
     """
     query_rows, key_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     group = functools.partial(group_heads, heads=config.num_kv_heads, head_dim=config.head_dim)
@@ -252,7 +317,7 @@ def map_attention(
 
 
 def map_mlp(config: TransformerConfig, path: tuple[str, ...], name: str) -> Iterator[ParamMapping]:
-    """Maps the parameters of a gated feed-forward layer at `path`, whose tensors' names begin with `name`."""
+    """Maps the parameters of a gated feed-forward layer at `path`; `name` is the prefix of its tensors' names."""
     inner, width, parts = config.mlp_width, config.width, ("gate_proj", "up_proj")
     kernels = tuple((f"{name}.{part}.weight", (inner, width)) for part in parts)
     yield ParamMapping((*path, "gate_up", "kernel"), kernels, _stack, by_rows=True)
@@ -266,12 +331,12 @@ def map_mlp(config: TransformerConfig, path: tuple[str, ...], name: str) -> Iter
 def map_gated_params(
     config: TransformerConfig, norms: Mapping[str, str], norm: MapNorm = map_norm
 ) -> Iterator[ParamMapping]:
-    """Maps every parameter of Llama or of a descendant.
+    """Maps every parameter of a Llama-like decoder.
 
     Args:
       config: the decoder's hyperparameters.
-      norms: the normalizations of a layer: names of parameters to the checkpoint's.
-      norm: maps one of their scales.
+      norms: maps the names of a layer's normalizations to those of the checkpoint.
+      norm: maps the scale of a normalization.
     """
     yield map_tensor(("embedding",), "embed_tokens.weight", (config.vocab_size, config.width))
     for layer in range(config.num_layers):
@@ -286,15 +351,115 @@ def map_gated_params(
 
 
 def identity(x: Any) -> Any:
-    """Returns a tensor as it is: NumPy's of a checkpoint, or JAX's of a foreign model."""
+    """Returns a tensor unchanged: a NumPy array of a checkpoint, or a JAX array of a foreign model."""
     return x
 
 
 def group_heads(*parts: Any, heads: int, head_dim: int) -> Any:
-    """Reshapes `[g*r*d, ...]` to `[g, r, d, ...]`, and puts several such parts one behind the other along `r`."""
+    """Reshapes parts `[g*r*d, ...]` to `[g, r, d, ...]`, and concatenates them along `r`."""
     grouped = [part.reshape(heads, -1, head_dim, *part.shape[1:]) for part in parts]
     return parts[0].__array_namespace__().concatenate(grouped, axis=1)
 
 
 def _stack(*parts: Any) -> Any:
     return parts[0].__array_namespace__().stack(parts)
+
+
+GGUF_SETTINGS = {
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "context_length": "max_position_embeddings",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+GGUF_TENSORS = {
+    "token_embd": "embed_tokens",
+    "output_norm": "norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GGUF_YARN = {
+    "original_context_length": SIZE,
+    **dict.fromkeys(("attn_factor", "yarn_beta_fast", "yarn_beta_slow"), POSITIVE),
+}
+# The allowed values of further keys, without the architecture prefix.
+FURTHER_SETTINGS = {
+    **dict.fromkeys(("attention.value_length", "rope.dimension_count"), SIZE),
+    **dict.fromkeys(("attention.sliding_window", "expert_count"), COUNT),
+    "rope.scaling.type": TEXT,
+    **dict.fromkeys(("rope.scaling.factor", "rope.scale_linear"), NOT_NEGATIVE),
+    **{f"rope.scaling.{key}": setting for key, setting in _GGUF_YARN.items()},
+}
+# Divisors of the rotary frequencies, stored as a tensor; they become a setting.
+ROPE_FACTORS = "rope_freqs.weight"
+# Llama 3's cut-offs, which determined the file's factors and are not stored.
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def read_rope_scaling(
+    settings: Mapping[str, Any], config: Mapping[str, Any], tensors: Mapping[str, LazyTensor]
+) -> dict[str, Any]:
+    """Returns the `rope_scaling` of `config.json`, if the rotary embedding is scaled.
+
+    Args:
+      settings: the metadata by key, without the architecture prefix.
+      config: the part of `config.json` read so far.
+      tensors: the file's tensors by their GGUF names.
+
+    Raises:
+      SettingError: the rotary embedding is not supported.
+    """
+    head_dim = config.get("head_dim") or divided(config, "hidden_size", "num_attention_heads")
+    said_by = "head_dim" if "head_dim" in config else "num_attention_heads"
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if settings.get(key, head_dim) != head_dim:
+            problem = f"keys have {head_dim} numbers per head; values of another length and partial rotary embedding"
+            raise SettingError(f"{key} or {said_by}", f"{settings[key]}, but {problem} are not supported")
+    # As in llama.cpp: a factor without a type is linear, and files of 2023 have another name for it.
+    kind = settings.get("rope.scaling.type", "linear")
+    factor = settings.get("rope.scaling.factor", settings.get("rope.scale_linear"))
+    if kind not in ("none", "linear", "yarn"):
+        raise SettingError("rope.scaling.type", f"unsupported {kind!r}; supported: none, linear, yarn")
+    if ROPE_FACTORS in tensors:
+        factors = np.asarray(tensors[ROPE_FACTORS].read(), np.float32)
+        return {"rope_scaling": _read_llama3_scaling(factors, settings.get("rope.freq_base", 10000.0), head_dim)}
+    if kind == "yarn" and factor:
+        original, attention, fast, slow = (settings.get(f"rope.scaling.{key}") for key in _GGUF_YARN)
+        return {
+            "rope_scaling": {
+                **{"rope_type": kind, "factor": factor, "original_max_position_embeddings": original},
+                # llama.cpp multiplies YaRN's own factor by it.
+                "attention_factor": attention and attention * (1 + 0.1 * math.log(max(factor, 1))),
+                **{"beta_fast": fast, "beta_slow": slow},
+            }
+        }
+    if kind == "linear" and factor:
+        return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
+    return {}
+
+
+def _read_llama3_scaling(factors: np.ndarray, theta: float, head_dim: int) -> dict[str, Any]:
+    """Finds the Llama 3 scaling that divides the frequencies by these factors."""
+    factor = float(factors.max())
+    frequencies = theta ** -(np.arange(0, head_dim, 2) / head_dim)
+    rotations = _LLAMA3["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+    span = _LLAMA3["high_freq_factor"] - _LLAMA3["low_freq_factor"]
+    unscaled = np.clip((rotations - _LLAMA3["low_freq_factor"]) / span, 0, 1)
+    expected = 1 / (unscaled + (1 - unscaled) / factor)
+    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
+        raise SettingError(ROPE_FACTORS, "holds other factors than those of Llama 3, the only supported ones")
+    return {"rope_type": "llama3", "factor": factor, **_LLAMA3}

@@ -1,4 +1,4 @@
-"""Describes the family of Gemma 3, its models of text."""
+"""Describes the text models of the Gemma 3 family."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,18 +8,21 @@ import numpy as np
 
 from jaxspec.families.base import Family, GGUFLayout, LazyTensor, ParamMapping
 from jaxspec.families.common import (
+    GGUF_SETTINGS,
+    GGUF_TENSORS,
     GLOBAL,
     LOCAL,
+    ROPE_DEFAULTS,
+    SIZES,
     divided,
     map_gated_params,
     map_norm,
     need,
-    read_activation,
     read_gated_config,
     read_rope,
+    read_rope_scaling,
     read_windows,
 )
-from jaxspec.families.gguf import SETTINGS, TENSORS, read_rope_scaling
 from jaxspec.families.settings import SettingError
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.ops.rope import Rope
@@ -31,12 +34,35 @@ _NORMS = {
     "mlp_norm": "pre_feedforward_layernorm",
     "mlp_post_norm": "post_feedforward_layernorm",
 }
-_GGUF_TENSORS = TENSORS | {
+_GGUF_TENSORS = GGUF_TENSORS | {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _27B_LAYERS = 62
+_DEFAULTS = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "layer_types": None,
+    "sliding_window_pattern": 6,
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping")),
+    "use_bidirectional_attention": False,
+    **ROPE_DEFAULTS,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+}
 
 
 def _read_config(config: Mapping[str, Any]) -> TransformerConfig:
@@ -44,36 +70,34 @@ def _read_config(config: Mapping[str, Any]) -> TransformerConfig:
         if config.get(key):
             raise SettingError(key, f"unsupported {config[key]!r} of gemma3_text; it must be unset")
     layers, width = need(config, "num_hidden_layers"), need(config, "hidden_size")
-    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
-    kinds = config.get("layer_types") or [LOCAL if (i + 1) % pattern else GLOBAL for i in range(layers)]
+    pattern = config["sliding_window_pattern"]
+    kinds = config["layer_types"] or [LOCAL if (i + 1) % pattern else GLOBAL for i in range(layers)]
+    bias = config["attention_bias"]
     return read_gated_config(
         config,
-        windows=read_windows(kinds, config.get("sliding_window", 4096), layers),
+        windows=read_windows(kinds, config["sliding_window"], layers),
         ropes=_read_ropes(config, kinds),
-        activation=read_activation(config, "hidden_activation", "gelu_pytorch_tanh"),
-        eps=1e-6,
-        head_dim=256,
-        tied=True,
-        context_length=131072,
+        activation="hidden_activation",
+        qkv_bias=bias,
+        output_bias=bias,
         query_key_norm=True,
         post_norms=True,
         embedding_scale=width**0.5,
-        attention_scale=config.get("query_pre_attn_scalar", 256) ** -0.5,
+        attention_scale=config["query_pre_attn_scalar"] ** -0.5,
     )
 
 
 def _read_ropes(config: Mapping[str, Any], kinds: Sequence[str]) -> tuple[Rope, ...]:
-    """Returns each layer's rotary embedding: layers with a window have another one than those without."""
-    nested = config.get("rope_parameters") or {}
-    settings = {
-        LOCAL: {"rope_theta": config.get("rope_local_base_freq", 10000.0), **(nested.get(LOCAL) or {})},
-        GLOBAL: {
-            "rope_theta": config.get("rope_theta", 1_000_000.0),
-            **(nested.get(GLOBAL) or config.get("rope_scaling") or {}),
-        },
+    """Returns each layer's rotary embedding, which differs between layers with and without a window."""
+    nested, scaling = config["rope_parameters"] or {}, config["rope_scaling"] or {}
+    # As in transformers, the length next to them belongs to families with one embedding.
+    config = {**config, "original_max_position_embeddings": None}
+    ropes = {
+        LOCAL: read_rope(config, nested.get(LOCAL) or {}, "rope_parameters", "rope_local_base_freq"),
+        GLOBAL: read_rope(
+            config, (nested.get(GLOBAL) or {}) | scaling, "rope_scaling" if scaling else "rope_parameters"
+        ),
     }
-    place = "rope_parameters" if nested else "rope_scaling"
-    ropes = {kind: read_rope(one, place) for kind, one in settings.items()}
     return tuple(ropes[kind] for kind in kinds)
 
 
@@ -89,14 +113,16 @@ def _add_one(x: Any) -> Any:
 def _read_gguf_settings(
     settings: Mapping[str, Any], config: Mapping[str, Any], tensors: Mapping[str, LazyTensor]
 ) -> dict[str, Any]:
-    """Returns what llama.cpp knows of Gemma 3 without reading it from the file."""
+    """Returns settings of Gemma 3 that llama.cpp has built in, and that are not in the file."""
     is_27b = need(config, "num_hidden_layers") == _27B_LAYERS
     return read_rope_scaling(settings, config, tensors) | {
         "sliding_window": settings.get("attention.sliding_window"),
         "query_pre_attn_scalar": (
-            divided(config, "hidden_size", "num_attention_heads") if is_27b else config.get("head_dim", 256)
+            config["head_dim"]
+            if "head_dim" in config and not is_27b
+            else divided(config, "hidden_size", "num_attention_heads")
         ),
-        "rope_theta": config.get("rope_theta", 1_000_000.0),
+        "rope_theta": config.get("rope_theta", _DEFAULTS["rope_theta"]),
     }
 
 
@@ -108,11 +134,13 @@ def _restore(name: str, tensor: LazyTensor, config: Mapping[str, Any]) -> LazyTe
 
 GEMMA3 = Family(
     model_type="gemma3_text",
-    read_config=_read_config,
+    build_config=_read_config,
     map_params=_map_params,
+    defaults=_DEFAULTS,
+    nulls=(*SIZES, "sliding_window"),
     gguf=GGUFLayout(
         architecture="gemma3",
-        settings=SETTINGS,
+        settings=GGUF_SETTINGS,
         tensors=_GGUF_TENSORS,
         read_settings=_read_gguf_settings,
         restore=_restore,

@@ -33,11 +33,28 @@ _GGUF_TENSORS = {
 }
 
 
+_SIZES = ("vocab_size", "n_embd", "n_layer", "n_head")
+_DEFAULTS = {
+    "vocab_size": 50257,
+    "n_positions": 1024,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_inner": None,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+
+
 def _read_config(config: Mapping[str, Any]) -> TransformerConfig:
     for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
         if config.get(key):
             raise SettingError(key, f"unsupported {config[key]!r} of gpt2; it must be false")
-    if not config.get("scale_attn_weights", True):
+    if not config["scale_attn_weights"]:
         raise SettingError("scale_attn_weights", "unsupported False of gpt2; it must be true")
     layers, heads, width = (need(config, key) for key in ("n_layer", "n_head", "n_embd"))
     return TransformerConfig(
@@ -47,18 +64,18 @@ def _read_config(config: Mapping[str, Any]) -> TransformerConfig:
         num_heads=heads,
         num_kv_heads=heads,
         head_dim=divided(config, "n_embd", "n_head"),
-        mlp_width=config.get("n_inner") or 4 * width,
-        context_length=config.get("n_positions", 1024),
+        mlp_width=config["n_inner"] or 4 * width,
+        context_length=config["n_positions"],
         ropes=(None,) * layers,
         windows=(None,) * layers,
         norm="layer",
-        norm_eps=config.get("layer_norm_epsilon", 1e-5),
-        activation=read_activation(config, "activation_function", "gelu_new"),
+        norm_eps=config["layer_norm_epsilon"],
+        activation=read_activation(config, "activation_function"),
         gated_mlp=False,
         qkv_bias=True,
         output_bias=True,
         mlp_bias=True,
-        tied_head=config.get("tie_word_embeddings", True),
+        tied_head=config["tie_word_embeddings"],
     )
 
 
@@ -98,7 +115,7 @@ def _map_layer_norm(path: tuple[str, ...], name: str, width: int) -> Iterator[Pa
 
 
 def _split_fused(fused: np.ndarray, parts: slice, heads: int, head_dim: int) -> np.ndarray:
-    """Takes `parts` of queries, keys and values out of `[in, 3*g*d]` or `[3*g*d]`: `[g, n, d, in]` or `[g, n, d]`."""
+    """Extracts `parts` of queries, keys and values from `[in, 3*g*d]` or `[3*g*d]`: `[g, n, d, in]` or `[g, n, d]`."""
     return group_heads(*np.split(fused.T, 3)[parts], heads=heads, head_dim=head_dim)
 
 
@@ -110,8 +127,10 @@ def _restore(name: str, tensor: LazyTensor, config: Mapping[str, Any]) -> LazyTe
 
 GPT2 = Family(
     model_type="gpt2",
-    read_config=_read_config,
+    build_config=_read_config,
     map_params=_map_params,
+    defaults=_DEFAULTS,
+    nulls=_SIZES,
     prefix="transformer.",
     constants=r"^h\.\d+\.attn\.(masked_)?bias$",
     gguf=GGUFLayout(architecture="gpt2", settings=_GGUF_SETTINGS, tensors=_GGUF_TENSORS, blocks="h", restore=_restore),

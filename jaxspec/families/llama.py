@@ -1,5 +1,6 @@
-"""Describes the families of Llama and of what differs from it by options alone: Mistral, Qwen 2 and Qwen 3."""
+"""Describes the Llama family, and those that differ from it only in options: Mistral, Qwen 2 and Qwen 3."""
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,37 +9,95 @@ import numpy as np
 
 from jaxspec.families.base import Family, GGUFLayout, LazyTensor, ParamMapping
 from jaxspec.families.common import (
+    GGUF_SETTINGS,
+    GGUF_TENSORS,
     GLOBAL,
     LLAMA_NORMS,
     LOCAL,
+    ROPE_DEFAULTS,
+    SIZES,
     map_gated_params,
     need,
     read_gated_config,
+    read_rope_scaling,
     read_windows,
     write_llama_config,
 )
-from jaxspec.families.gguf import SETTINGS, TENSORS, read_rope_scaling
 from jaxspec.nn.config import TransformerConfig
 
 _GGUF_ROTATED = re.compile(r"\.attn_([qk])\.")
 _ROTATED = re.compile(r"\.([qk])_proj\.")
 
 
+_LLAMA = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    **ROPE_DEFAULTS,
+}
+_MISTRAL = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "sliding_window": 4096,
+    **ROPE_DEFAULTS,
+}
+_QWEN2 = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "layer_types": None,
+    **ROPE_DEFAULTS,
+}
+_QWEN3 = _QWEN2 | {"head_dim": 128, "attention_bias": False}
+# As in transformers, a null number of key-value heads is the number of heads, and a null window means all positions.
+_NULLS = (*SIZES, "num_key_value_heads", "sliding_window")
+
+
 def _read_llama(config: Mapping[str, Any]) -> TransformerConfig:
-    bias = bool(config.get("attention_bias", False))
+    bias = config["attention_bias"]
     return read_gated_config(
         config,
         windows=(None,) * need(config, "num_hidden_layers"),
         qkv_bias=bias,
         output_bias=bias,
-        mlp_bias=bool(config.get("mlp_bias", False)),
+        mlp_bias=config["mlp_bias"],
     )
 
 
 def _read_mistral(config: Mapping[str, Any]) -> TransformerConfig:
-    # A configuration that does not speak of windows has them, as in transformers; null is none.
-    windows = (config.get("sliding_window", 4096),) * need(config, "num_hidden_layers")
-    return read_gated_config(config, windows=windows)
+    layers, window = need(config, "num_hidden_layers"), config["sliding_window"]
+    kinds = [GLOBAL if window is None else LOCAL] * layers
+    return read_gated_config(config, windows=read_windows(kinds, window, layers))
 
 
 def _read_qwen2(config: Mapping[str, Any]) -> TransformerConfig:
@@ -46,36 +105,22 @@ def _read_qwen2(config: Mapping[str, Any]) -> TransformerConfig:
 
 
 def _read_qwen3(config: Mapping[str, Any]) -> TransformerConfig:
-    bias = bool(config.get("attention_bias", False))
+    bias = config["attention_bias"]
     return read_gated_config(
         config,
         windows=_read_qwen_windows(config),
         qkv_bias=bias,
         output_bias=bias,
         query_key_norm=True,
-        head_dim=128,
     )
 
 
 def _read_qwen_windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
     layers = need(config, "num_hidden_layers")
-    if not config.get("use_sliding_window", False):
-        return (None,) * layers
-    first = config.get("max_window_layers", 28)
-    kinds = config.get("layer_types") or [GLOBAL if i < first else LOCAL for i in range(layers)]
-    return read_windows(kinds, config.get("sliding_window", 4096), layers)
-
-
-def _write_llama(config: TransformerConfig) -> dict[str, Any]:
-    return _write("llama", "LlamaForCausalLM", config) | _write_biases(config)
-
-
-def _write_qwen2(config: TransformerConfig) -> dict[str, Any]:
-    return _write("qwen2", "Qwen2ForCausalLM", config)
-
-
-def _write_qwen3(config: TransformerConfig) -> dict[str, Any]:
-    return _write("qwen3", "Qwen3ForCausalLM", config) | _write_biases(config)
+    window = config["sliding_window"] if config["use_sliding_window"] else None
+    first = layers if window is None else config["max_window_layers"]
+    kinds = config["layer_types"] or [GLOBAL if i < first else LOCAL for i in range(layers)]
+    return read_windows(kinds, window, layers)
 
 
 def _write(model_type: str, architecture: str, config: TransformerConfig) -> dict[str, Any]:
@@ -87,8 +132,9 @@ def _write(model_type: str, architecture: str, config: TransformerConfig) -> dic
     }
 
 
-def _write_biases(config: TransformerConfig) -> dict[str, Any]:
-    return {"attention_bias": config.output_bias, "mlp_bias": config.mlp_bias}
+def _write_with_biases(model_type: str, architecture: str, config: TransformerConfig) -> dict[str, Any]:
+    biases = {"attention_bias": config.output_bias, "mlp_bias": config.mlp_bias}
+    return _write(model_type, architecture, config) | biases
 
 
 def _map_params(config: TransformerConfig) -> Iterator[ParamMapping]:
@@ -98,7 +144,7 @@ def _map_params(config: TransformerConfig) -> Iterator[ParamMapping]:
 def _read_gguf_settings(
     settings: Mapping[str, Any], config: Mapping[str, Any], tensors: Mapping[str, LazyTensor]
 ) -> dict[str, Any]:
-    """Returns biases and window of a model of llama.cpp's "llama", which is a Mistral if it has a window."""
+    """Returns biases and window of llama.cpp's "llama" architecture; with a window it is a Mistral."""
     values = read_rope_scaling(settings, config, tensors) | {
         "attention_bias": "blk.0.attn_output.bias" in tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in tensors,
@@ -124,11 +170,11 @@ def _store(name: str, x: np.ndarray, config: TransformerConfig) -> np.ndarray:
 
 
 def to_half_split(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Reorders the rows of a query or key projection from rotating neighbors to rotating halves.
+    """Reorders the rows of a query or key projection from rotating adjacent pairs to rotating halves.
 
     Args:
-      rows: `[heads * head_dim, ...]`, in each head the rows `0, d/2, 1, d/2 + 1, ...`.
-      heads: how many heads there are.
+      rows: `[heads * head_dim, ...]`; each head has the rows `0, d/2, 1, d/2 + 1, ...`.
+      heads: the number of heads.
     """
     pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
@@ -141,31 +187,43 @@ def to_interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
 
 LLAMA = Family(
     model_type="llama",
-    read_config=_read_llama,
+    build_config=_read_llama,
     map_params=_map_params,
-    write_config=_write_llama,
+    defaults=_LLAMA,
+    nulls=_NULLS,
+    write_config=functools.partial(_write_with_biases, "llama", "LlamaForCausalLM"),
     gguf=GGUFLayout(
         architecture="llama",
-        settings=SETTINGS,
-        tensors=TENSORS,
+        settings=GGUF_SETTINGS,
+        tensors=GGUF_TENSORS,
         read_settings=_read_gguf_settings,
         restore=_restore,
         store=_store,
     ),
 )
 # llama.cpp's converter writes Mistral's models as "llama".
-MISTRAL = Family(model_type="mistral", read_config=_read_mistral, map_params=_map_params)
+MISTRAL = Family(
+    model_type="mistral", build_config=_read_mistral, map_params=_map_params, defaults=_MISTRAL, nulls=_NULLS
+)
 QWEN2 = Family(
     model_type="qwen2",
-    read_config=_read_qwen2,
+    build_config=_read_qwen2,
     map_params=_map_params,
-    write_config=_write_qwen2,
-    gguf=GGUFLayout(architecture="qwen2", settings=SETTINGS, tensors=TENSORS, read_settings=read_rope_scaling),
+    defaults=_QWEN2,
+    nulls=_NULLS,
+    write_config=functools.partial(_write, "qwen2", "Qwen2ForCausalLM"),
+    gguf=GGUFLayout(
+        architecture="qwen2", settings=GGUF_SETTINGS, tensors=GGUF_TENSORS, read_settings=read_rope_scaling
+    ),
 )
 QWEN3 = Family(
     model_type="qwen3",
-    read_config=_read_qwen3,
+    build_config=_read_qwen3,
     map_params=_map_params,
-    write_config=_write_qwen3,
-    gguf=GGUFLayout(architecture="qwen3", settings=SETTINGS, tensors=TENSORS, read_settings=read_rope_scaling),
+    defaults=_QWEN3,
+    nulls=_NULLS,
+    write_config=functools.partial(_write_with_biases, "qwen3", "Qwen3ForCausalLM"),
+    gguf=GGUFLayout(
+        architecture="qwen3", settings=GGUF_SETTINGS, tensors=GGUF_TENSORS, read_settings=read_rope_scaling
+    ),
 )

@@ -1,7 +1,7 @@
 """Checks the settings of models: one table of types and ranges for every file that holds them.
 
-Those are `config.json` of a model or a head, a GGUF file's metadata once it has the names of `config.json`, and what a
-saved model says of itself. A field that is not in the table is one that nothing reads.
+These files are `config.json` of a model or a head, a GGUF file's metadata under the names of `config.json`, and the
+configuration of a saved model. Fields outside the table are never read.
 """
 
 import contextlib
@@ -10,35 +10,35 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from jaxspec.core.files import FileFormatError
+from jaxspec.io.files import FileFormatError
 
-_MOST = 2**31 - 1  # what int32 holds
-_MOST_LAYERS = 10_000  # lists of one entry a layer are made before tensors are looked at
-_SMALLEST, _LARGEST = 1.2e-38, 3.4e38  # of float32
+_MOST = 2**31 - 1  # the largest int32
+_MOST_LAYERS = 10_000  # lists with an entry per layer are made before tensors are read
+_SMALLEST, _LARGEST = 1.2e-38, 3.4e38  # the range of float32
 
 
 class SettingError(ValueError):
     """Signals that a setting is missing, wrong or not supported.
 
     Attributes:
-      key: the setting; with dots, if it stands in another one; "a or b" where either may be wrong.
+      key: the setting; with dots if it is nested; "a or b" if either may be wrong.
       problem: what is wrong with it.
     """
 
     def __init__(self, key: str, problem: str):
-        """Says what is wrong with the setting `key`."""
+        """Composes the message about the setting `key`."""
         self.key, self.problem = key, problem
         super().__init__(f"{key}: {problem}")
 
 
 @contextlib.contextmanager
 def settings_of(path: str | os.PathLike[str], name_of: Callable[[str], str] = str, advice: str = "") -> Iterator[None]:
-    """Turns a `SettingError` that is raised inside into a `FileFormatError` of the file that holds the setting.
+    """Turns a `SettingError` inside the context into a `FileFormatError` of the setting's file.
 
     Args:
       path: the file.
-      name_of: returns what the file calls a setting.
-      advice: what to do.
+      name_of: returns the file's name for a setting.
+      advice: how to fix it.
     """
     try:
         yield
@@ -49,13 +49,13 @@ def settings_of(path: str | os.PathLike[str], name_of: Callable[[str], str] = st
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Specifies what a setting may be.
+    """Specifies the values that a setting may have.
 
     Attributes:
-      expected: that, in words.
-      accepts: tells whether a value is that.
-      optional: whether it may be null, which is as if it were left out.
-      inside: of a setting that is an object, its own settings.
+      expected: a description of them.
+      accepts: returns whether a value is allowed.
+      optional: whether it may be null, which is the same as missing.
+      inside: the nested settings, if it is an object.
     """
 
     expected: str
@@ -64,27 +64,27 @@ class Setting:
     inside: Mapping[str, "Setting"] | None = None
 
     def or_null(self) -> "Setting":
-        """Returns the same setting, which may also be null."""
+        """Allows null too."""
         return dataclasses.replace(self, expected=f"{self.expected}, or null", optional=True)
 
 
 def integer(low: int, high: int = _MOST) -> Setting:
-    """Returns a setting that is an integer from `low` to `high`, and no truth value."""
+    """Specifies an integer from `low` to `high`, not a bool."""
     return Setting(f"an integer from {low} to {high}", lambda x: type(x) is int and low <= x <= high)
 
 
 def number(low: float, high: float, expected: str) -> Setting:
-    """Returns a setting that is a number between `low` and `high`, which NaN is not."""
+    """Specifies a number between `low` and `high`, not NaN."""
     return Setting(expected, lambda x: type(x) in (int, float) and low < x < high)
 
 
 def list_of(each: Setting, what: str) -> Setting:
-    """Returns a setting that is a list, each of its entries as `each`; `what` calls them by name."""
+    """Specifies a list of `each`; `what` names the entries."""
     return Setting(f"a list of {what}", lambda x: isinstance(x, list) and all(each.accepts(one) for one in x))
 
 
 def table_of(inside: Mapping[str, Setting]) -> Setting:
-    """Returns a setting that is an object with these settings."""
+    """Specifies an object with these settings."""
     return Setting("an object", lambda x: isinstance(x, Mapping), inside=inside)
 
 
@@ -101,12 +101,23 @@ TEXTS = list_of(TEXT, "texts")
 IDS = Setting("a token id of at least 0, or a list of them", lambda x: COUNT.accepts(x) or _ID_LIST.accepts(x))
 _ID_LIST = list_of(COUNT, "token ids")
 
+# Published decoders have bases from 10,000 to 1e11; with one outside of these bounds, nothing rotates, or all alike.
+THETA = number(99.0, 1.001e12, "a number from 100 to 1e12 (published models have 1e4 to 1e11)")
+# Its logarithm is a divisor.
+_ORIGINAL = integer(2)
+_STRETCH = number(0.0099, 10_001.0, "a number from 0.01 to 10,000 (published models have 1 to 100)")
+_TURNS = Setting(
+    "0 or a number from 0.01 to 10,000", lambda x: _STRETCH.accepts(x) or (type(x) in (int, float) and x == 0)
+)
+_ROPE_SIZES = {"partial_rotary_factor": POSITIVE.or_null(), "original_max_position_embeddings": _ORIGINAL.or_null()}
 _ROPE = {
-    "rope_theta": POSITIVE,
+    "rope_theta": THETA.or_null(),
     **dict.fromkeys(("rope_type", "type"), TEXT.or_null()),
-    "partial_rotary_factor": POSITIVE.or_null(),
-    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), POSITIVE.or_null()),
-    "original_max_position_embeddings": SIZE.or_null(),
+    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "attention_factor"), _STRETCH.or_null()),
+    **dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), _TURNS.or_null()),
+    "truncate": FLAG.or_null(),
+    **dict.fromkeys(("short_factor", "long_factor"), list_of(_STRETCH, "numbers from 0.01 to 10,000").or_null()),
+    **_ROPE_SIZES,
 }
 # Gemma has one rotary embedding for each type of layer.
 _ROPES = _ROPE | dict.fromkeys(("full_attention", "sliding_attention"), table_of(_ROPE).or_null())
@@ -114,34 +125,43 @@ _ROPES = _ROPE | dict.fromkeys(("full_attention", "sliding_attention"), table_of
 SETTINGS: dict[str, Setting] = {
     "model_type": TEXT,
     "architectures": TEXTS.or_null(),
-    # Of those that a model must have, null is answered by its family: the configuration lacks them.
+    # Required ones may be null here: the family reports that as missing.
     **dict.fromkeys(("vocab_size", "hidden_size", "n_embd", "intermediate_size", "n_inner"), SIZE.or_null()),
     **dict.fromkeys(("num_hidden_layers", "n_layer"), LAYERS.or_null()),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "head_dim"), SIZE.or_null()),
-    **dict.fromkeys(("max_position_embeddings", "n_positions"), SIZE),
-    **dict.fromkeys(("sliding_window", "sliding_window_pattern", "_sliding_window_pattern"), SIZE.or_null()),
-    "max_window_layers": COUNT,
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), SIZE.or_null()),
+    # 0 without layers that have a window is not an error.
+    **dict.fromkeys(("sliding_window", "max_window_layers"), COUNT.or_null()),
+    "sliding_window_pattern": SIZE.or_null(),
     "layer_types": TEXTS.or_null(),
-    **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon"), EPSILON),
-    **dict.fromkeys(("rope_theta", "rope_local_base_freq", "query_pre_attn_scalar"), POSITIVE),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon"), EPSILON.or_null()),
+    **dict.fromkeys(("rope_theta", "rope_local_base_freq"), THETA.or_null()),
+    "query_pre_attn_scalar": POSITIVE.or_null(),
     **dict.fromkeys(("rope_scaling", "rope_parameters"), table_of(_ROPES).or_null()),
+    **_ROPE_SIZES,
     **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function"), TEXT.or_null()),
-    **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window"), FLAG),
+    **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window"), FLAG.or_null()),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), NOT_NEGATIVE.or_null()),
     "use_bidirectional_attention": FLAG.or_null(),
-    **dict.fromkeys(("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention"), FLAG),
+    **dict.fromkeys(("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention"), FLAG.or_null()),
     **dict.fromkeys(("num_nextn_predict_layers", "num_blocks"), COUNT.or_null()),
     "eos_token_id": IDS.or_null(),
 }
 
-# The fields of `TransformerConfig`, by which a saved model says what it is.
+# Those of every model; a family's `defaults` name the others that it reads.
+SHARED = ("model_type", "architectures", "num_nextn_predict_layers", "num_blocks", "eos_token_id")
+
+# The fields of `TransformerConfig`, the configuration of a saved model.
 _SAVED_ROPE = {
-    "theta": POSITIVE,
+    "theta": THETA,
     "scaling": table_of(
         {
             "kind": TEXT,
-            **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), POSITIVE),
-            "original_context_length": SIZE,
+            **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), _STRETCH),
+            **dict.fromkeys(("attention_factor", "beta_fast", "beta_slow"), _STRETCH),
+            "original_context_length": _ORIGINAL,
+            "truncate": FLAG,
+            "factors": list_of(_STRETCH, "numbers from 0.01 to 10,000"),
         }
     ).or_null(),
 }
@@ -162,15 +182,15 @@ SAVED: dict[str, Setting] = {
 
 
 def check_settings(values: Mapping[str, Any], table: Mapping[str, Setting] | None = None, prefix: str = "") -> None:
-    """Checks the settings that the table knows; which of them there must be is for their reader to say.
+    """Checks the settings that are in the table; their reader checks which are required.
 
     Args:
       values: the settings, such as the contents of `config.json`.
-      table: what each may be; `None` is the table of `config.json`.
-      prefix: what stands in front of their names in an error.
+      table: the specification of each; `None` is the table of `config.json`.
+      prefix: the prefix of their names in errors.
 
     Raises:
-      SettingError: one is of another type, or out of range; the first in the table's order.
+      SettingError: one has another type or is out of range; the first in the table's order.
     """
     for key, setting in (SETTINGS if table is None else table).items():
         if key not in values or (values[key] is None and setting.optional):
@@ -182,7 +202,7 @@ def check_settings(values: Mapping[str, Any], table: Mapping[str, Setting] | Non
 
 
 def check_saved(values: Mapping[str, Any]) -> None:
-    """Checks what a saved model says of itself: the fields of `TransformerConfig`, each of which it must have.
+    """Checks the configuration of a saved model: the fields of `TransformerConfig`, all required.
 
     Raises:
       SettingError: one is missing, of another type or out of range.
@@ -196,9 +216,9 @@ def check_saved(values: Mapping[str, Any]) -> None:
 
 
 def _shown(value: Any) -> str:
-    """Returns a value's text, cut where it is long: a damaged one may have any length."""
+    """Returns a value as text, truncated: a damaged one may have any length."""
     try:
         text = repr(value)
-    except ValueError:  # of an integer of thousands of digits
+    except ValueError:  # an integer of thousands of digits
         return "an integer of thousands of digits"
     return text if len(text) <= 80 else f"{text[:77]}..."

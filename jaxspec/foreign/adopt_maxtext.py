@@ -1,6 +1,6 @@
-"""Tells what models of MaxText compute, and where their weights are: Llama 2 and 3, Qwen 2 and 3, Gemma 3.
+"""Describes MaxText's models and the places of their weights: Llama 2 and 3, Qwen 2 and 3, Gemma 3.
 
-Written after its code at e591f30c (2026-08-22): `layers`, `models`, and the tables of names in
+Follows MaxText's code at e591f30c (2026-08-22): `layers`, `models`, and the tables of names in
 `checkpoint_conversion/utils/param_mapping.py` and `integration/tunix/weight_mapping`.
 """
 
@@ -14,14 +14,17 @@ from flax import nnx
 from flax.core import meta
 from jax import Array
 
+from jaxspec.core import validate
 from jaxspec.families.common import GLOBAL, LOCAL
 from jaxspec.families.gemma import GEMMA3
 from jaxspec.families.llama import LLAMA
+from jaxspec.families.settings import COUNT, EPSILON, FLAG, LAYERS, POSITIVE, SIZE, TEXT, TEXTS, THETA, Setting
+from jaxspec.foreign.fields import DTYPES, Fields
 from jaxspec.foreign.places import Place, Source, flatten
 from jaxspec.nn.config import TransformerConfig
 
-_PATTERN = 6  # Gemma's layers, the last of which has no window
-_GEMMA_EPS = 1e-6  # written into its layers, not into its last norm
+_PATTERN = 6  # layers in Gemma's pattern, the last of which has no window
+_GEMMA_EPS = 1e-6  # hard-coded in its layers, not in its last norm
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu_pytorch_tanh"}
 _UNUSED = ("vision_encoder.", "audio_encoder.")
 _NEEDED = {
@@ -55,6 +58,20 @@ _DEFAULTS = {
     "rope_use_scale": True,
     "scan_layers": True,
 }
+_SETTINGS = {
+    **dict.fromkeys(("decoder_block", "model_name", "rope_type"), TEXT),
+    **dict.fromkeys(("vocab_size", "emb_dim", "mlp_dim", "num_query_heads", "num_kv_heads", "head_dim"), SIZE),
+    "num_decoder_layers": LAYERS,
+    "sliding_window_size": SIZE,
+    "param_scan_axis": COUNT,
+    "normalization_layer_epsilon": EPSILON,
+    "rope_max_timescale": THETA,
+    "local_rope_max_timescale": Setting(f"-1, or {THETA.expected}", lambda x: x == -1 or THETA.accepts(x)),
+    "rope_linear_scaling_factor": POSITIVE,
+    "mlp_activations": Setting("a list of texts", lambda x: isinstance(x, list | tuple) and TEXTS.accepts(list(x))),
+    **dict.fromkeys(("attention_bias", "logits_via_embedding", "normalize_embedding_logits", "scan_layers"), FLAG),
+    **dict.fromkeys(("use_qk_norm", "rope_use_scale", "use_post_attn_norm", "use_post_ffw_norm"), FLAG),
+}
 _NORMS = {
     "input_layernorm": "pre_self_attention_layer_norm",
     "post_attention_layernorm": "post_self_attention_layer_norm",
@@ -69,14 +86,14 @@ _GEMMA_NORMS = {
 
 @dataclasses.dataclass(frozen=True)
 class _Block:
-    """Tells what MaxText's code of a decoder block does, whatever the configuration.
+    """Describes what MaxText's code for a decoder block does regardless of the configuration.
 
     Attributes:
-      norms: norms of a layer, from a checkpoint's names to its own.
-      windows: whether most layers have a window, as Gemma's.
-      neighbors: whether it may rotate neighbors, as Llama 3.1 does, in place of halves.
-      scales: whether it scales scores; else that is in the weights of queries.
-      biases, head_norms: whether it has those where the configuration says so.
+      norms: the norms of a layer, from a checkpoint's names to MaxText's.
+      windows: whether most layers have a window, as in Gemma.
+      neighbors: whether it may rotate pairs of neighbors, as Llama 3.1 does, instead of halves.
+      scales: whether it scales scores; if not, the scale is in the query weights.
+      biases, head_norms: whether it has them if the configuration says so.
     """
 
     norms: Mapping[str, str]
@@ -97,7 +114,7 @@ _BLOCKS = {
 
 @dataclasses.dataclass(frozen=True)
 class _Change:
-    """Multiplies by a factor, adds, and puts the halves of heads that rotate by neighbors side by side, in float32."""
+    """Converts heads that rotate neighbors to halves, then multiplies by a factor and adds an offset, in float32."""
 
     factor: float = 1.0
     offset: float = 0.0
@@ -112,15 +129,15 @@ class _Change:
 
 
 def describe_maxtext(params: Any, config: Any) -> tuple[Source, dict[str, Array]]:
-    """Returns what a model of MaxText computes, and its arrays by path.
+    """Returns a description of a MaxText model, and its arrays by path.
 
     Args:
-      params: its parameters; with the collection's name or an adapter's above the decoder or not, boxed or not.
-      config: an object or a mapping with the keys of MaxText's configuration, which may lack those that have defaults.
+      params: the model's parameters, boxed or not; a collection or an adapter may enclose the decoder.
+      config: an object or a mapping with the keys of MaxText's configuration; keys with defaults may be missing.
 
     Raises:
-      TypeError: the parameters are no tree, or the model is of another kind.
-      ValueError: it has an option that the built-in transformer lacks.
+      TypeError: the parameters are not a tree, or the model is of another kind.
+      ValueError: the model has an option that the built-in transformer lacks.
     """
     tree = nnx.state(params, nnx.Param) if isinstance(params, nnx.Module) else params
     tree = nnx.to_pure_dict(tree) if isinstance(tree, nnx.State) else meta.unbox(tree)
@@ -135,34 +152,27 @@ def describe_maxtext(params: Any, config: Any) -> tuple[Source, dict[str, Array]
     options = _Options(config)
     _check(options)
     read, family = (_read_gemma3(options), GEMMA3) if options.block.windows else (_read_llama(options), LLAMA)
-    read = _with_scale(read, options)
-    dtype = jnp.dtype(options["dtype"])
+    # If MaxText divides the logits of a tied table, the table is divided instead, and lookups undo that.
+    normalized = read.tied_head and options["normalize_embedding_logits"]
+    read = dataclasses.replace(read, embedding_scale=read.width**0.5 if normalized else 1.0)
+    dtype = validate.dtype_of("MaxText's dtype", options["dtype"], DTYPES)
     return Source(f"MaxText's {options.name}", read, family.map_params, tuple(_places(read, options)), dtype), arrays
 
 
-class _Options:
-    """Reads options by name; one that is absent is that of MaxText's `base.yml`."""
+class _Options(Fields):
+    """Reads options by name; missing ones have the values of MaxText's `base.yml`."""
 
     def __init__(self, config: Any):
-        self._config = config
-
-    def get(self, name: str, default: Any = None) -> Any:
-        if isinstance(self._config, Mapping):
-            return self._config.get(name, default)
-        return getattr(self._config, name, default)
+        super().__init__("MaxText", config, _SETTINGS, "pass the object that pyconfig makes")
 
     def __getitem__(self, name: str) -> Any:
-        # Sizes of a model's own file are those before a global scale.
-        value = self.get(name, self.get(f"base_{name}", _DEFAULTS.get(name)))
-        if value is None:
-            raise ValueError(f"the configuration of MaxText lacks {name!r}; pass the object that pyconfig makes")
-        return value
+        # A model's own file has the sizes before a global scale.
+        return self.need(name, self.get(f"base_{name}", _DEFAULTS.get(name)))
 
     @property
     def name(self) -> str:
-        """The decoder block's, which an object has as a member of an enumeration."""
-        block = self["decoder_block"]
-        return getattr(block, "value", block)
+        """The name of the decoder block."""
+        return self["decoder_block"]
 
     @property
     def block(self) -> _Block:
@@ -170,7 +180,7 @@ class _Options:
 
 
 def _check(options: _Options) -> None:
-    """Raises unless the built-in transformer computes what these options ask for."""
+    """Raises an error if the built-in transformer cannot express these options."""
     if options.name not in _BLOCKS:
         raise TypeError(
             f"a MaxText model of decoder_block={options.name!r} cannot be adopted; supported: {', '.join(_BLOCKS)}"
@@ -189,16 +199,16 @@ def _check(options: _Options) -> None:
         )
     if _interleaved(options) and not options.block.neighbors:
         known = ", ".join(name for name, block in _BLOCKS.items() if block.neighbors)
-        raise ValueError(f"rope_type 'llama3.1' is known of decoder_block {known} alone, got {options.name!r}")
+        raise ValueError(f"rope_type 'llama3.1' is supported only for decoder_block {known}, got {options.name!r}")
 
 
 def _interleaved(options: _Options) -> bool:
-    """Returns whether heads are rotated by Llama's own embedding, whose pairs are neighbors."""
+    """Returns whether heads are rotated by Llama's rotary embedding, whose pairs are neighbors."""
     return options["model_name"].startswith("llama3.1") or options["rope_type"].lower().startswith("llama3.1")
 
 
 def _sizes(options: _Options) -> dict[str, Any]:
-    """Returns the part of a `config.json` that says the same for all families."""
+    """Returns the part of a `config.json` that all families have in common."""
     return {
         "num_hidden_layers": options["num_decoder_layers"],
         "hidden_size": options["emb_dim"],
@@ -227,7 +237,7 @@ def _rope(options: _Options) -> dict[str, Any]:
     if _interleaved(options):
         if not options["rope_use_scale"]:
             return settings
-        # Written into the code: Llama 3.2, whose factor is 32, has 8 as well.
+        # Hard-coded: Llama 3.2, whose factor is 32, also gets 8.
         factors = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
         return settings | {"rope_type": "llama3", "original_max_position_embeddings": 8192} | factors
     if options["rope_type"].lower() != "default":
@@ -255,14 +265,8 @@ def _read_gemma3(options: _Options) -> TransformerConfig:
     return GEMMA3.read_config(_sizes(options) | more)
 
 
-def _with_scale(config: TransformerConfig, options: _Options) -> TransformerConfig:
-    """Scales embeddings where logits of the same table are divided: the table is divided, and looked up as it was."""
-    normalized = config.tied_head and options["normalize_embedding_logits"]
-    return dataclasses.replace(config, embedding_scale=config.width**0.5 if normalized else 1.0)
-
-
 def _places(config: TransformerConfig, options: _Options) -> Iterator[tuple[str, Place]]:
-    # Gemma's family adds one to scales, which MaxText stores with it.
+    # Gemma's family adds one to scales; in MaxText's scales, it is already added.
     block, axis = options.block, options["param_scan_axis"]
     scale = _Change(offset=-1.0 if block.windows else 0.0)
     yield "embed_tokens.weight", Place("token_embedder.embedding", change=_Change(1 / config.embedding_scale))
@@ -289,7 +293,7 @@ def _places(config: TransformerConfig, options: _Options) -> Iterator[tuple[str,
 
 
 def _layer(layer: int, layers: int, block: _Block, axis: int | None) -> tuple[str, tuple[tuple[int, int, int], ...]]:
-    """Returns the path of a layer, and where it lies in its arrays, which hold many along `axis`."""
+    """Returns the path of a layer, and its index along `axis` in arrays that hold many layers."""
     if axis is None:
         return f"decoder.layers_{layer}", ()
     if not block.windows:

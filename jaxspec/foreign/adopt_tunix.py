@@ -1,6 +1,6 @@
-"""Tells what models of tunix compute, and where their weights are: Llama 3, Qwen 2 and 3, Gemma 1 and 3.
+"""Describes tunix's models and the places of their weights: Llama 3, Qwen 2 and 3, Gemma 1 and 3.
 
-Facts are taken from the code that runs, where the configuration says others.
+Where the configuration contradicts the code that runs, this follows the code.
 """
 
 import dataclasses
@@ -13,19 +13,22 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from jaxspec.core import validate
 from jaxspec.families.base import Family
 from jaxspec.families.common import GLOBAL, LOCAL
 from jaxspec.families.gemma import GEMMA3
 from jaxspec.families.llama import LLAMA, QWEN2, QWEN3
+from jaxspec.families.settings import EPSILON, FLAG, LAYERS, NOT_NEGATIVE, POSITIVE, SIZE, THETA
+from jaxspec.foreign.fields import DTYPES, Fields
 from jaxspec.foreign.places import Place, Source, flatten
 from jaxspec.nn.config import TransformerConfig
 
-_GEMMA_EPS = 1e-6  # written into its norms
+_GEMMA_EPS = 1e-6  # hard-coded in its norms
 _UNUSED = ("vision_encoder.", "embedder.mm_")
 _GEMMA4 = (
-    "tunix's gemma4 cannot be adopted: the built-in transformer lacks norms of values, scales of layers, heads of "
-    "another size in layers without a window and rotations of a part of these, layers that share keys and values or "
-    "have inputs of their own, and a cap of logits; pass a model of gemma3"
+    "tunix's gemma4 cannot be adopted: the built-in transformer lacks norms of values, scales of layers, another head "
+    "size and partial rotation in layers without a window, layers that share keys and values or have their own inputs, "
+    "and a logit cap; pass a model of gemma3"
 )
 _GEMMA_NORMS = {"input_layernorm": "pre_attention_norm", "post_attention_layernorm": "pre_ffw_norm"}
 _GEMMA3_NORMS = {
@@ -36,15 +39,25 @@ _GEMMA3_NORMS = {
     "self_attn.q_norm": "attn._query_norm",
     "self_attn.k_norm": "attn._key_norm",
 }
+_SETTINGS = {
+    **dict.fromkeys(("vocab_size", "num_embed", "embed_dim", "hidden_dim", "num_heads", "num_kv_heads"), SIZE),
+    "num_layers": LAYERS,
+    **dict.fromkeys(("head_dim", "sliding_window_size"), SIZE),
+    **dict.fromkeys(("weight_tying", "use_tied_embedding", "use_post_attn_norm", "use_post_ffw_norm"), FLAG),
+    "norm_eps": EPSILON,
+    **dict.fromkeys(("rope_theta", "local_base_frequency", "global_base_frequency"), THETA),
+    **dict.fromkeys(("local_scale_factor", "global_scale_factor"), POSITIVE),
+    **dict.fromkeys(("attn_logits_soft_cap", "final_logit_softcap"), NOT_NEGATIVE),
+}
 _Described = tuple[TransformerConfig, Family, Iterator[tuple[str, Place]]]
 
 
 def describe_tunix(model: Any) -> tuple[Source, dict[str, Array]]:
-    """Returns what a model of tunix computes, and its arrays by path.
+    """Returns a description of a tunix model, and its arrays by path.
 
     Raises:
-      TypeError: it is none of tunix's, or cannot be expressed.
-      ValueError: it has options that cannot be.
+      TypeError: the model is not one of tunix's, or cannot be expressed.
+      ValueError: it has options that cannot be expressed.
     """
     name = _family(model)
     if name == "gemma4":
@@ -57,68 +70,75 @@ def describe_tunix(model: Any) -> tuple[Source, dict[str, Array]]:
     config, family, places = _FAMILIES[name](model)
     found = flatten(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
     arrays = {path: x for path, x in found if not path.startswith(_UNUSED)}
-    dtype = getattr(model.config, "dtype", None) or arrays["embedder.input_embedding"].dtype
-    return Source(f"tunix's {name}", config, family.map_params, tuple(places), jnp.dtype(dtype)), arrays
+    table = arrays.get("embedder.input_embedding")  # if it is missing, that is said below
+    dtype = _fields(model).get("dtype") or getattr(table, "dtype", jnp.float32)
+    dtype = validate.dtype_of("tunix's dtype", dtype, DTYPES)
+    return Source(f"tunix's {name}", config, family.map_params, tuple(places), dtype), arrays
+
+
+def _fields(model: Any) -> Fields:
+    """Returns a reader of the model's configuration."""
+    return Fields("tunix", getattr(model, "config", None), _SETTINGS, "pass a model with its own ModelConfig")
 
 
 def _family(model: Any) -> str:
-    """Returns the package below `tunix.models` that a model, or what it inherits from, is defined in."""
+    """Returns the package of `tunix.models` that defines a model's class, or a base of it."""
     for kind in type(model).__mro__:
         if kind.__module__.startswith("tunix.models."):
             return kind.__module__.split(".")[2]
     return ""
 
 
-def _sizes(config: Any, vocab_size: int, tied: bool) -> dict[str, Any]:
-    """Returns the part of a `config.json` that says the same for all families."""
+def _sizes(config: Fields, vocab_size: int, tied: bool) -> dict[str, Any]:
+    """Returns the part of a `config.json` that all families have in common."""
     return {
-        "num_hidden_layers": config.num_layers,
-        "hidden_size": config.embed_dim,
-        "intermediate_size": config.hidden_dim,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
+        "num_hidden_layers": config.need("num_layers"),
+        "hidden_size": config.need("embed_dim"),
+        "intermediate_size": config.need("hidden_dim"),
+        "num_attention_heads": config.need("num_heads"),
+        "num_key_value_heads": config.need("num_kv_heads"),
+        "head_dim": config.need("head_dim"),
         "vocab_size": vocab_size,
         "tie_word_embeddings": tied,
     }
 
 
 def _describe_llama3(model: Any) -> _Described:
-    config = model.config
-    return _read_llama(LLAMA, model, config.weight_tying), LLAMA, _llama_places(config)
+    config = _fields(model)
+    return _read_llama(LLAMA, model, config.need("weight_tying")), LLAMA, _llama_places(config)
 
 
 def _describe_qwen2(model: Any) -> _Described:
-    config = model.config
-    return _read_llama(QWEN2, model, config.use_tied_embedding), QWEN2, _llama_places(config)
+    config = _fields(model)
+    return _read_llama(QWEN2, model, config.need("use_tied_embedding")), QWEN2, _llama_places(config)
 
 
 def _describe_qwen3(model: Any) -> _Described:
-    config = model.config
-    if config.num_experts is not None:
+    config = _fields(model)
+    if (experts := config.get("num_experts")) is not None:
         raise TypeError(
-            f"the built-in transformer has dense feed-forward layers, got num_experts={config.num_experts}: pass the "
+            f"the built-in transformer has dense feed-forward layers, got num_experts={experts}: pass the "
             "model to jaxspec.foreign.from_tunix"
         )
-    return _read_llama(QWEN3, model, config.use_tied_embedding), QWEN3, _llama_places(config)
+    return _read_llama(QWEN3, model, config.need("use_tied_embedding")), QWEN3, _llama_places(config)
 
 
 def _read_llama(family: Family, model: Any, tied: bool) -> TransformerConfig:
-    config = model.config
-    more = {"rms_norm_eps": config.norm_eps, "rope_theta": _theta_of(model)}
-    return family.read_config(_sizes(config, config.vocab_size, tied) | more)
+    config = _fields(model)
+    more = {"rms_norm_eps": config.need("norm_eps"), "rope_theta": _theta_of(model)}
+    return family.read_config(_sizes(config, config.need("vocab_size"), tied) | more)
 
 
 def _theta_of(model: Any) -> float:
-    """Returns the base that queries are rotated by: where attention does not pass on the configuration's, a default."""
-    own = model.config.rope_theta
+    """Returns the base of the rotation: a default, if attention does not pass on the configuration's."""
+    own = _fields(model).need("rope_theta")
     block = type(model.layers[0].attn).block
     if "apply_rope" not in block.__code__.co_names or "rope_theta" in block.__code__.co_names:
         return float(own)
     used = _default_of(block, "rope_theta")
     if used != own:
         warnings.warn(
-            f"{type(model).__name__} of tunix rotates by rope_theta={used} whatever its configuration says, which is "
+            f"{type(model).__name__} of tunix rotates by rope_theta={used}, although its configuration says "
             f"{own}; it is adopted as it runs",
             stacklevel=6,
         )
@@ -130,11 +150,11 @@ def _default_of(block: Any, name: str) -> Any:
     return inspect.signature(block.__globals__["apply_rope"]).parameters[name].default
 
 
-def _llama_places(config: Any) -> Iterator[tuple[str, Place]]:
+def _llama_places(config: Fields) -> Iterator[tuple[str, Place]]:
     yield "embed_tokens.weight", Place("embedder.input_embedding")
     yield "norm.weight", Place("final_norm.w")
     yield "lm_head.weight", Place("lm_head.w", move=(0, -1))
-    for layer in range(config.num_layers):
+    for layer in range(config.need("num_layers")):
         name, path = f"layers.{layer}.self_attn", f"layers.{layer}.attn"
         for part in "qkv":
             yield f"{name}.{part}_proj.weight", Place(f"{path}.{part}_proj.w", move=(0, -1))
@@ -154,36 +174,36 @@ def _mlp_places(layer: int) -> Iterator[tuple[str, Place]]:
 
 
 def _describe_gemma(model: Any) -> _Described:
-    config = model.config
+    config = _fields(model)
     lacking = ("attn_logits_soft_cap", "final_logit_softcap", "use_post_attn_norm", "use_post_ffw_norm")
-    if found := [f"{name}={value}" for name in lacking if (value := getattr(config, name))]:
+    if found := [f"{name}={value}" for name in lacking if (value := config.get(name))]:
         raise TypeError(
-            f"Gemma 2 cannot be adopted, the built-in transformer has no caps of logits, got {', '.join(found)}: where "
-            "no layer has a window jaxspec.foreign.from_tunix serves it, else DeepMind's own model of the weights, by "
-            "jaxspec.foreign.from_gemma"
+            f"Gemma 2 cannot be adopted: the built-in transformer has no logit caps, got {', '.join(found)}. If no "
+            "layer has a window, use jaxspec.foreign.from_tunix; else load the weights into DeepMind's own model, and "
+            "use jaxspec.foreign.from_gemma"
         )
     theta = _default_of(type(model.layers[0].attn).block, "max_wavelength")
     more = {"hidden_act": "gelu_pytorch_tanh", "rms_norm_eps": _GEMMA_EPS, "rope_theta": theta}
-    read = LLAMA.read_config(_sizes(config, config.num_embed, True) | more)
-    windows = tuple(config.sliding_window_size if _is_local(layer) else None for layer in model.layers)
-    read = dataclasses.replace(read, windows=windows, embedding_scale=config.embed_dim**0.5)
+    read = LLAMA.read_config(_sizes(config, config.need("num_embed"), True) | more)
+    windows = tuple(config.need("sliding_window_size") if _is_local(layer) else None for layer in model.layers)
+    read = dataclasses.replace(read, windows=windows, embedding_scale=config.need("embed_dim") ** 0.5)
     return read, LLAMA, _gemma_places(config, _GEMMA_NORMS, _add_one)
 
 
 def _describe_gemma3(model: Any) -> _Described:
-    config = model.config
+    config = _fields(model)
     ropes = {
-        LOCAL: _rope(config.local_base_frequency, config.local_scale_factor),
-        GLOBAL: _rope(config.global_base_frequency, config.global_scale_factor),
+        LOCAL: _rope(config.need("local_base_frequency"), config.need("local_scale_factor")),
+        GLOBAL: _rope(config.need("global_base_frequency"), config.need("global_scale_factor")),
     }
     more = {
         "rms_norm_eps": _GEMMA_EPS,
-        "sliding_window": config.sliding_window_size,
+        "sliding_window": config.need("sliding_window_size"),
         "layer_types": [LOCAL if _is_local(layer) else GLOBAL for layer in model.layers],
         "rope_parameters": ropes,
         "query_pre_attn_scalar": model.layers[0].attn.query_pre_attn_scalar ** -2,
     }
-    read = GEMMA3.read_config(_sizes(config, config.num_embed, True) | more)
+    read = GEMMA3.read_config(_sizes(config, config.need("num_embed"), True) | more)
     return read, GEMMA3, _gemma_places(config, _GEMMA3_NORMS)
 
 
@@ -196,13 +216,13 @@ def _is_local(layer: Any) -> bool:
 
 
 def _gemma_places(
-    config: Any, norms: Mapping[str, str], change: Callable[[Array], Array] | None = None
+    config: Fields, norms: Mapping[str, str], change: Callable[[Array], Array] | None = None
 ) -> Iterator[tuple[str, Place]]:
-    """Yields the places of Gemma's tensors; `change` is done to scales of norms."""
+    """Yields the places of Gemma's tensors; `change` is applied to the scales of norms."""
     yield "embed_tokens.weight", Place("embedder.input_embedding")
     yield "norm.weight", Place("final_norm.scale", change=change)
-    joined = config.num_heads == config.num_kv_heads
-    for layer in range(config.num_layers):
+    joined = config.need("num_heads") == config.need("num_kv_heads")
+    for layer in range(config.need("num_layers")):
         name, path = f"layers.{layer}.self_attn", f"layers.{layer}.attn"
         for number, part in enumerate("qkv"):
             place = Place(f"{path}.qkv_einsum.w", ((0, number, 3),), (1, -1))
@@ -218,7 +238,7 @@ def _gemma_places(
 
 
 def _add_one(scale: Array) -> Array:
-    """Returns the scale, which Gemma stores as its distance from one, as other families store it."""
+    """Adds one to a scale, which Gemma stores as its difference from one."""
     return scale.astype(jnp.float32) + 1
 
 

@@ -1,4 +1,4 @@
-"""Runs the language models of bonsai, such as its Qwen 3: row by row, since their caches have one index."""
+"""Runs the language models of bonsai, such as its Qwen 3, row by row, since their caches have one index."""
 
 import dataclasses
 import sys
@@ -22,18 +22,19 @@ def from_bonsai(
     tokenizer: Any = None,
     check: bool = True,
 ) -> CachedModel:
-    """Makes a `Model` of a bonsai model, for drafts that are chains.
+    """Makes a `Model` from a bonsai model, for drafts that are chains.
 
     Args:
-      model: with `config` and layers, called as `model(tokens, cache=, segment_ids=)`; its module has a `LayerCache`.
-      context_length: the longest text; `None` is without bound.
-      scratch: how many tokens a pass may feed.
-      tokenizer: of its vocabulary, for the text interface.
-      check: run a few tokens through it.
+      model: a model with `config` and layers, called as `model(tokens, cache=, segment_ids=)`, whose module has a
+        `LayerCache`.
+      context_length: the longest text; `None` means unbounded.
+      scratch: the number of tokens that a pass may feed.
+      tokenizer: the tokenizer of the vocabulary, for the text interface.
+      check: whether to run a few tokens through the model to check it.
 
     Raises:
-      TypeError: it is of another kind.
-      ValueError: the check finds what does not fit.
+      TypeError: the model is of another kind.
+      ValueError: the check fails.
 
     Example:
         >>> def tokens_of(model, prompt):
@@ -60,7 +61,7 @@ def from_bonsai(
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """Calls a model, which writes into the objects of its cache, as a function of these."""
+    """Calls a model, which mutates the objects of its cache, as a pure function of their arrays."""
 
     graph: nnx.GraphDef
     kind: type
@@ -85,8 +86,6 @@ class _Call:
 
 @dataclasses.dataclass(frozen=True)
 class _Cache:
-    """Makes the arrays of an empty cache."""
-
     layers: int
     heads: int
     head_dim: int

@@ -1,4 +1,4 @@
-"""Runs the causal language models of EasyDeL that have attention caches alone."""
+"""Runs the causal language models of EasyDeL whose caches hold only keys and values."""
 
 import dataclasses
 import importlib
@@ -11,12 +11,12 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Int
 
+from jaxspec.foreign.head_target import record_inputs
 from jaxspec.foreign.model import CachedModel, Fed, from_cached
-from jaxspec.foreign.record import record_inputs
 
-# More slots than windows have; nothing is allocated.
+# A capacity larger than windows; nothing is allocated.
 _MANY = 1 << 17
-# Those that take any mask; kernels for flash, ring, block-sparse and paged attention take bounds of texts.
+# The mechanisms that take any mask; flash, ring, block-sparse and paged attention take bounds of texts.
 _MASKED = ("vanilla",)
 
 
@@ -28,21 +28,20 @@ def from_easydel(
     tokenizer: Any = None,
     check: bool = True,
 ) -> CachedModel:
-    """Makes a `Model` of an EasyDeL model. Its arrays are shared.
+    """Makes a `Model` from an EasyDeL model, and shares its arrays.
 
-    For other weights of the same model replace `params` of what is returned: a model that is wrapped anew is compiled
-    anew.
+    To use other weights, replace `params` of the result: wrapping the model again compiles it again.
 
     Args:
-      model: one for causal language modeling.
-      context_length: the longest text; `None` is the configuration's.
-      scratch: how many tokens a pass may feed, a tree's nodes among them.
-      tokenizer: of its vocabulary, for the text interface.
-      check: run a few tokens through it.
+      model: a model for causal language modeling.
+      context_length: the longest text; `None` means the configuration's.
+      scratch: the number of tokens that a pass may feed, including a tree's nodes.
+      tokenizer: the tokenizer of the vocabulary, for the text interface.
+      check: whether to run a few tokens through the model to check it.
 
     Raises:
-      TypeError: it is none of these, or its cache holds more than keys and values.
-      ValueError: it attends by kernels that ignore masks, its cache is quantized, or what the check finds.
+      TypeError: the model is of another kind, or its cache holds more than keys and values.
+      ValueError: the model attends by kernels that ignore masks, its cache is quantized, or the check fails.
 
     Example:
         >>> def tokens_of(model, prompt):  # made with attn_mechanism="vanilla"
@@ -75,7 +74,7 @@ def from_easydel(
 
 
 def _masked_by_argument(model: Any) -> Any:
-    """Returns a copy, with the same arrays, whose layers attend by the mask alone: their own counts slots from zero."""
+    """Returns a copy, with shared arrays, that attends only by the given mask: its own mask counts slots from zero."""
     copy = nnx.merge(*nnx.split(model))
     modules: list[Any] = [module for _, module in nnx.iter_modules(copy)]
     for module in modules:
@@ -86,7 +85,7 @@ def _masked_by_argument(model: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Call:
-    """Calls a model as a function of its state. Equal by identity, since EasyDeL's graphs have no hash."""
+    """Calls a model as a function of its state. Compared by identity, since EasyDeL's graphs are not hashable."""
 
     graph: nnx.GraphDef
 
@@ -113,14 +112,14 @@ class _Call:
         fresh = [{"key": view.key, "value": view.value} for view in out.past_key_values.views]
         if not fed.capture:
             return out.logits, fresh
-        # Their own last one is normalized.
+        # EasyDeL's last hidden state is normalized.
         states = [*out.hidden_states[:layers], *(last() if last is not None else ())]
         return out.logits, fresh, tuple(states[number] for number in fed.capture)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Cache:
-    """Makes the slots of an empty cache: for each layer how many at most, and the shapes of a key and a value."""
+    """Makes an empty cache from each layer's largest number of slots, if any, and the shapes of a key and a value."""
 
     layers: tuple[tuple[int | None, tuple[int, ...], tuple[int, ...]], ...]
     dtype: DTypeLike
@@ -135,11 +134,10 @@ class _Cache:
 
 
 def _cache_of(model: Any) -> _Cache:
-    """Describes a model's cache by its shapes for many slots."""
     views = getattr(jax.eval_shape(lambda: model.init_cache(1, _MANY)), "views", [None])
     if not all(hasattr(getattr(view, name, None), "shape") for view in views for name in ("key", "value", "indexs")):
         kinds = sorted({type(view).__name__ for view in views})
-        raise TypeError(f"a cache of keys and values alone can be cut, got one of {', '.join(kinds)}")
+        raise TypeError(f"only a cache of keys and values can be cut, got one of {', '.join(kinds)}")
     most = lambda slots: None if slots == _MANY else slots  # noqa: E731
     layers = [(most(view.key.shape[1]), view.key.shape[2:], view.value.shape[2:]) for view in views]
     return _Cache(tuple(layers), views[0].key.dtype)

@@ -27,19 +27,19 @@ def from_gemma(
     tokenizer: Any = None,
     check: bool = True,
 ) -> CachedModel:
-    """Makes a `Model` of one of `gm.nn`, for texts: images are not fed. Equal models share a compiled program.
+    """Makes a `Model` from a model of `gm.nn`, for text without images. Equal models share a compiled program.
 
     Args:
-      model: a Gemma 2, 3, 3n or 4.
-      params: as `gm.ckpts.load_params` returns them.
-      context_length: the longest text; `None` is without bound.
-      scratch: how many tokens a pass may feed, a tree's nodes among them.
-      tokenizer: of its vocabulary, for the text interface.
-      check: run a few tokens through it.
+      model: a Gemma 2, 3, 3n or 4 model.
+      params: the parameters, as returned by `gm.ckpts.load_params`.
+      context_length: the longest text; `None` means unbounded.
+      scratch: the number of tokens that a pass may feed, including a tree's nodes.
+      tokenizer: the tokenizer of the vocabulary, for the text interface.
+      check: whether to run a few tokens through the model to check it.
 
     Raises:
-      TypeError: it is none of these.
-      ValueError: it returns the last logits alone, or the check finds what does not fit.
+      TypeError: the model or its parameters are of another kind.
+      ValueError: the model returns only the last logits, or the check fails.
 
     Example:
         >>> def tokens_of(model, params, prompt):
@@ -57,10 +57,11 @@ def from_gemma(
         dtype = params["embedder"]["input_embedding"].dtype
     except (KeyError, TypeError) as error:
         raise TypeError("params must be those of the model, as gm.ckpts.load_params returns them") from error
-    # Gemma 4 alone writes each row at an index of its own.
+    # Only Gemma 4 writes each row at its own index.
     per_row = any(".gemma4." in kind.__module__ for kind in type(model).__mro__)
-    sizes = _hidden_sizes(config, per_row)
-    head_sizes = None
+    # If heads can share the embedding and the last norm: the number of layers and the width of their inputs.
+    shares = not per_row and not getattr(config, "use_altup", False)
+    sizes, head_sizes = (config.num_layers, config.embed_dim) if shares else None, None
     if sizes is not None:
         size = config.num_embed
         head_sizes = sizes_of(config, vocab_size=size, theta=10_000.0, norm_eps=_EPS, activation="gelu_tanh")
@@ -79,14 +80,9 @@ def from_gemma(
     )
 
 
-def _hidden_sizes(config: Any, gemma4: bool) -> tuple[int, int] | None:
-    """Returns the number of layers and the width of their states, where heads can share embedding and last norm."""
-    return None if gemma4 or getattr(config, "use_altup", False) else (config.num_layers, config.embed_dim)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """Applies a model; what enters its layers is sown, since they run inside a `jit` of its own."""
+    """Applies a model; sows the inputs of its layers, since these run inside the model's own `jit`."""
 
     model: Any
     hidden_sizes: tuple[int, int] | None
@@ -98,7 +94,7 @@ class _Call:
             out = self.model.apply({"params": params}, tokens, **given)
             return out.logits, out.cache
         paths = self._paths(fed.capture)
-        # Every layer sows, whichever are wanted: that `jit` does not know them, and would return those of another call.
+        # Every layer sows: that `jit` does not know `capture`, and could return the states of another call.
         with nn.intercept_methods(_sow_input):
             out, sown = self.model.apply({"params": params}, tokens, **given, mutable=[_COLLECTION])
         return out.logits, out.cache, tuple(sown[_COLLECTION][path]["x"][0] for path in paths)
@@ -119,7 +115,6 @@ class _Call:
         return params["embedder"]["input_embedding"]
 
     def _paths(self, wanted: tuple[int, ...]) -> tuple[str, ...]:
-        """Returns the names of the modules that states enter."""
         if getattr(self.model.config, "use_altup", False):
             raise ValueError("layers with AltUp have several states each, none can be captured; set use_altup=False")
         names = [*(f"layer_{number}" for number in range(self.model.config.num_layers)), "final_norm"]
@@ -138,8 +133,6 @@ def _sow_input(method: Callable[..., Any], args: Any, kwargs: Any, context: nn.m
 
 @dataclasses.dataclass(frozen=True)
 class _Cache:
-    """Makes an empty cache as gemma's sampler does."""
-
     config: Any
     dtype: DTypeLike
 

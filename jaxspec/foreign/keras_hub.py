@@ -20,21 +20,21 @@ def from_keras_hub(
     tokenizer: Any = None,
     check: bool = True,
 ) -> CachedModel:
-    """Makes a `Model` of a KerasHub `CausalLM`, mapped over rows: its drafts are chains. Its arrays are shared.
+    """Makes a `Model` from a KerasHub `CausalLM`, and shares its arrays. Mapped over rows, so drafts must be chains.
 
-    For new weights of the same `lm` replace `params` of what is returned by `[v.value for v in lm.variables]`: an `lm`
-    that is wrapped anew is compiled anew.
+    To use new weights, replace `params` of the result with `[v.value for v in lm.variables]`: wrapping the `lm` again
+    compiles it again.
 
     Args:
-      lm: one whose `call_with_cache` takes tokens, a cache and an index.
-      context_length: the longest text; `None` is without bound, or by `scratch` less than a model has positions.
-      scratch: how many tokens a pass may feed.
-      tokenizer: of its vocabulary, for the text interface.
-      check: run a few tokens through it.
+      lm: a model whose `call_with_cache` takes tokens, a cache and an index.
+      context_length: the longest text; `None` means unbounded; with learned positions, `scratch - 1` fewer than these.
+      scratch: the number of tokens that a pass may feed.
+      tokenizer: the tokenizer of the vocabulary, for the text interface.
+      check: whether to run a few tokens through the model to check it.
 
     Raises:
-      TypeError: it is none of these.
-      ValueError: Keras has another backend, the text may outgrow learned positions, or what the check finds.
+      TypeError: `lm` is of another kind.
+      ValueError: Keras has another backend, the text may exceed the learned positions, or the check fails.
 
     Example:
         >>> def tokens_of(lm, prompt):  # keras_hub.models.CausalLM.from_preset(...)
@@ -63,22 +63,22 @@ def from_keras_hub(
     )
 
 
-def _longest(lm: Any, asked: int | None, scratch: int) -> int | None:
-    """Returns the longest text whose every pass has positions of its own: a slice of learned ones would shift."""
+def _longest(lm: Any, context_length: int | None, scratch: int) -> int | None:
+    """Returns the longest text whose passes stay within learned positions: a slice beyond them would shift."""
     learned = getattr(lm.backbone, "max_sequence_length", None)
     most = None if learned is None else learned - scratch + 1
-    if most is None or (asked is not None and asked <= most):
-        return asked
-    if asked is not None or most < 1:
+    if most is None or (context_length is not None and context_length <= most):
+        return context_length
+    if context_length is not None or most < 1:
         raise ValueError(
-            f"a text of {asked or 1} tokens and a pass of scratch={scratch} outgrow {learned} positions; pass a "
-            "smaller scratch or context_length"
+            f"a text of {context_length or 1} tokens and a pass of scratch={scratch} exceed {learned} positions; pass "
+            "a smaller scratch or context_length"
         )
     return most
 
 
 def _values(lm: Any, params: Any) -> Any:
-    """Makes the variables of an `lm` hold these values while the context lasts."""
+    """Returns a context in which the variables of an `lm` have these values."""
     keras = importlib.import_module("keras")
     return keras.StatelessScope(state_mapping=list(zip(lm.variables, params, strict=True)))
 
@@ -97,7 +97,7 @@ class _Call:
 
 @dataclasses.dataclass(frozen=True)
 class _Cache:
-    """Makes an empty cache; `slots` are the axes that grow with the capacity, one each or none."""
+    """Makes an empty cache; `slots` has the axes of each leaf that grow with the capacity, at most one."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[Any, ...]
@@ -115,8 +115,8 @@ class _Cache:
 
 
 def _cache_of(lm: Any, params: Any) -> _Cache:
-    """Describes the cache that a model would fill for a prompt, by its shapes for two lengths."""
-    # What else it may ask for belongs to images.
+    """Describes the cache that a model fills for a prompt, by its shapes for two lengths."""
+    # Its other arguments are for images.
     others = [None] * (len(inspect.signature(lm._build_cache).parameters) - 1)
 
     def filled(count: int) -> Any:

@@ -1,11 +1,10 @@
-"""Turns the arrays of a foreign model into parameters of the built-in transformer, by way of Hugging Face's tensors.
+"""Maps the tensors of a Hugging Face checkpoint to their places in a foreign model.
 
-A project's table says where each tensor of a Hugging Face checkpoint stands in its own tree. From there on the model's
-family knows what to do, as it does for checkpoints.
+A project's table names the place of each tensor in the project's tree. The model's family then maps the tensors to
+parameters, as it does for checkpoints.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
@@ -24,15 +23,15 @@ _SHOWN = 4
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Tells where a tensor of a checkpoint stands in a foreign tree.
+    """Locates a tensor of a checkpoint in a foreign tree.
 
     Attributes:
-      path: of the array, joined by dots.
-      take: axes, the tensor's index along each, and of how many: a layer of those that lie in one array, keys of keys
-        and values.
-      move: an axis of what is taken and where it goes, before the others are joined: a tensor has outputs first, inputs
-        last.
-      change: what is done to the values.
+      path: the path of the array, joined by dots.
+      take: triples of an axis, the tensor's index along it, and its size, for arrays that hold several layers, or both
+        keys and values.
+      move: an axis of the taken array and its new place, before the others are joined: a tensor has outputs first,
+        inputs last.
+      change: the function that is applied to the values; `None` means none.
     """
 
     path: str
@@ -51,7 +50,7 @@ class Place:
         return x.reshape(shape)
 
     def misfit(self, found: Shape, expected: Shape) -> str:
-        """Returns what is wrong with the shape of the array at the path; nothing if the tensor can be made of it."""
+        """Describes the error in the shape of the array at the path; empty if the tensor can be made from it."""
         left = list(found)
         for axis, _, size in self.take:
             if axis >= len(left) or left[axis] != size:
@@ -61,20 +60,20 @@ class Place:
             left.insert(self.move[1] % len(left), left.pop(self.move[0]))
         ends = len(expected) == 1 or expected[0] == left[0] or expected[-1] == left[-1]
         if math.prod(left) != math.prod(expected) or not ends:
-            return f"{self.path} has shape {found}, expected one of which {expected} can be made"
+            return f"{self.path} has shape {found}, expected one that can become {expected}"
         return ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Describes a foreign model: static and hashable, so that one of the same kind is mapped by the same program.
+    """Describes a foreign model. Static and hashable, so that models of one kind share the program that maps them.
 
     Attributes:
-      project: its name, for errors.
-      config: of the built-in transformer that computes the same.
-      map_params: the family's mappings of parameters.
-      places: of each tensor that they are made of.
-      dtype: of weights and activations.
+      project: the project's name, for errors.
+      config: the configuration of the equivalent built-in transformer.
+      map_params: returns the family's parameter mappings.
+      places: the name and the place of each tensor in the mappings.
+      dtype: the dtype of weights and activations.
     """
 
     project: str
@@ -84,10 +83,10 @@ class Source:
     dtype: DTypeLike
 
     def check(self, arrays: Mapping[str, Any]) -> None:
-        """Compares the arrays of the model with the places.
+        """Checks the model's arrays, by path, against the places.
 
         Raises:
-          ValueError: one is missing, left over or of the wrong shape.
+          ValueError: an array is missing, unexpected, of the wrong shape, or not a plain array of floats.
         """
         known = dict(self.places)
         expected = [(known[name], shape) for mapping in self.map_params(self.config) for name, shape in mapping.sources]
@@ -97,7 +96,7 @@ class Source:
             "missing": used - arrays.keys(),
             "without a place (merge adapters into the weights first)": arrays.keys() - used,
             "of the wrong shape": misfits - {""},
-            "no plain arrays of floats": {path for path, x in arrays.items() if not _is_plain(x)},
+            "not plain arrays of floats": {path for path, x in arrays.items() if not _is_plain(x)},
         }
         if found := [f"{len(names)} {what}: {_first(names)}" for what, names in problems.items() if names]:
             raise ValueError(f"the parameters do not match the configuration of {self.project}. {'. '.join(found)}")
@@ -118,17 +117,3 @@ def flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         return
     for key, branch in tree.items():
         yield from flatten(branch, f"{path}.{key}" if path else str(key))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def to_params(source: Source, arrays: Mapping[str, Array]) -> dict[str, Any]:
-    """Makes the tree of parameters of the arrays of a foreign model, by path."""
-    places, params = dict(source.places), {}
-    for mapping in source.map_params(source.config):
-        node = params
-        for key in mapping.path[:-1]:
-            node = node.setdefault(key, {})
-        tensors = (places[name].read(arrays[places[name].path], shape) for name, shape in mapping.sources)
-        values: Any = mapping.build(*tensors)
-        node[mapping.path[-1]] = values.astype(jnp.float32 if mapping.is_norm else source.dtype)
-    return params

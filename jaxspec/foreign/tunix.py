@@ -10,12 +10,11 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Int
 
-from jaxspec.foreign.head_target import sizes_of
+from jaxspec.foreign.head_target import record_inputs, sizes_of
 from jaxspec.foreign.model import CachedModel, Fed, from_cached
-from jaxspec.foreign.record import record_inputs
 from jaxspec.nn.config import TransformerConfig
 
-# Their caches are rings, or masked by the numbers of slots.
+# Their caches are rings, or are masked by slot number.
 _BY_WEIGHTS = ("gemma3", "gemma4")
 
 
@@ -27,18 +26,18 @@ def from_tunix(
     tokenizer: Any = None,
     check: bool = True,
 ) -> CachedModel:
-    """Makes a `Model` of a tunix model. After an update of its weights wrap it anew: nothing is compiled for that.
+    """Makes a `Model` from a tunix model. After an update of its weights, wrap it again, which compiles nothing.
 
     Args:
-      model: of `tunix.models.llama3`, `qwen2`, `qwen3` or `gemma`.
-      context_length: the longest text; `None` is without bound.
-      scratch: how many tokens a pass may feed, a tree's nodes among them.
-      tokenizer: of its vocabulary, for the text interface.
-      check: run a few tokens through it.
+      model: a model of `tunix.models.llama3`, `qwen2`, `qwen3` or `gemma`.
+      context_length: the longest text; `None` means unbounded.
+      scratch: the number of tokens that a pass may feed, including a tree's nodes.
+      tokenizer: the tokenizer of the vocabulary, for the text interface.
+      check: whether to run a few tokens through the model to check it.
 
     Raises:
-      TypeError: it is none of these.
-      ValueError: it attends by kernels that ignore a cache, or the check finds what does not fit.
+      TypeError: the model is of another kind.
+      ValueError: the model attends by kernels that ignore a cache, or the check fails.
 
     Example:
         >>> def tokens_of(model, prompt):
@@ -46,26 +45,26 @@ def from_tunix(
         ...     return jaxspec.generate(target, jaxspec.NGramDrafter(k=4), prompt, max_new_tokens=64).tokens
     """
     config = getattr(model, "config", None)
+    if config is None or not hasattr(model, "layers"):
+        raise TypeError(f"model must be one of tunix's, with config and layers, got {type(model).__name__}")
     family = type(model).__module__.rpartition(".models.")[2].partition(".")[0]
     slides = any(kind.name == "LOCAL_SLIDING" for kind in getattr(config, "attention_types", ()))
     if family in _BY_WEIGHTS or slides:
         caps = family == _BY_WEIGHTS[-1] or getattr(config, "attn_logits_soft_cap", None)
         raise TypeError(
-            f"no wrapper can serve tunix's {family}: its windows go by slots; "
-            + ("take DeepMind's own model of these weights, by from_gemma" if caps else "pass it to jaxspec.adopt")
+            f"cannot wrap tunix's {family}: its windows count slots; "
+            + ("load its weights into DeepMind's model for from_gemma" if caps else "pass it to jaxspec.adopt")
         )
     if getattr(getattr(config, "remat_config", None), "name", "NONE") != "NONE":
         raise ValueError(
-            f"a model that recomputes its layers cannot be called within other programs, got remat_config="
+            f"a model that recomputes its layers cannot be called inside other programs, got remat_config="
             f"{model.config.remat_config.name}; make the model without it, or pass it to jaxspec.adopt"
         )
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(nnx.state(model))):
-        raise TypeError("model has shapes in place of weights, as nnx.eval_shape makes them; load its weights first")
-    if config is None or not hasattr(model, "layers"):
-        raise TypeError(f"model must be one of tunix's, with config and layers, got {type(model).__name__}")
+        raise TypeError("model has shapes instead of weights, as nnx.eval_shape makes them; load its weights first")
     if getattr(config, "use_flash_attention", False):
         raise ValueError(
-            "flash attention of tunix ignores cache and mask; make the model with use_flash_attention=False"
+            "flash attention of tunix ignores the cache and the mask; make the model with use_flash_attention=False"
         )
     graph, state = nnx.split(model)
     dtype = next(x.dtype for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating))
@@ -126,8 +125,6 @@ class _Call:
 
 @dataclasses.dataclass(frozen=True)
 class _Cache:
-    """Makes an empty cache as tunix's sampler does."""
-
     layers: int
     heads: int
     head_dim: int

@@ -1,22 +1,14 @@
-"""Defines grammars that answers keep to: JSON schemas, regular expressions, choices, context-free grammars.
+"""Defines grammars that constrain answers: JSON schemas, regular expressions, choices, and context-free grammars.
 
-Small regular ones become a table in the graph (`Grammar.table`), a processor like any other, inside the caller's own
-`jit`. For all others the host works out between the passes of a round what may come (`SpeculativeDecoder`).
+Small regular grammars become a table in the graph (`Grammar.table`), a processor that works under the caller's `jit`.
+For all others, the host computes the allowed tokens between the passes of a round (`SpeculativeDecoder`).
 """
 
-from typing import TYPE_CHECKING
+from etils import epy as _epy
 
-from jaxspec._lazy import lazy
-
-if TYPE_CHECKING:
-    from jaxspec.grammar.language import Grammar as Grammar
-    from jaxspec.grammar.table import GrammarTable as GrammarTable
-    from jaxspec.grammar.table import TableTooLargeError as TableTooLargeError
-
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "language": ("Grammar",),
-        "table": ("GrammarTable", "TableTooLargeError"),
-    },
-)
+with _epy.lazy_api_imports(globals()):
+    from jaxspec.grammar.automaton import TableTooLargeError as TableTooLargeError
+    from jaxspec.grammar.grammar import (
+        Grammar as Grammar,
+        GrammarTable as GrammarTable,
+    )

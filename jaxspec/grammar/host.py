@@ -1,14 +1,16 @@
-"""Has the host find out what a grammar allows: for grammars without a table, in the text interface.
+"""Computes on the host which tokens a grammar allows: for grammars without a table, in the text interface.
 
-`llguidance` reads them: each row has a matcher, which is led down the drafts and back.
+Grammars are read by `llguidance`: each row has a matcher, which advances along the drafts and rolls back.
 
-While drafts are drawn the program calls the host at each of them, since a draft's mask follows from those before it.
-While the target runs over them the host finds out what may follow the last ones, and the verdict is told all at once.
+While drafts are drawn, the program calls the host for each of them, since a draft's mask depends on those before it.
+While the target scores them, the host computes the masks after the last ones, and passes all masks at once to the
+verdict.
 """
 
 import dataclasses
 import functools
 import itertools
+import re
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -26,9 +28,8 @@ from jaxspec.core import parts, processing
 from jaxspec.core.processing import Processor, Prompt
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import GenerationState
-from jaxspec.grammar.extra import needed
-from jaxspec.grammar.language import Grammar
-from jaxspec.grammar.table import MOST_FORCED, must_come, token_texts
+from jaxspec.grammar.automaton import needed
+from jaxspec.grammar.grammar import MOST_FORCED, Grammar, must_come, token_texts
 
 _ALL, _NOWHERE = np.uint32(0xFFFFFFFF), -2
 
@@ -36,31 +37,31 @@ _ALL, _NOWHERE = np.uint32(0xFFFFFFFF), -2
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """Holds what the host has found out for a round.
+    """Holds the masks that the host has computed for a round.
 
     Attributes:
-      paths: the drafts above each position that it knows of; -1 pads, -2 is no position.
-      allowed: a bit a token, at each of them.
-      forced: the token that spells what must come there, where only one text can; -1 elsewhere.
-      asked: the number of the `RowMatchers` that is called about any other position; `None` if nothing is.
+      paths: the drafts above each known position, padded with -1; -2 marks an unused position.
+      allowed: a bit for each token, at each position.
+      forced: the token that spells the only possible continuation there; -1 if there are several.
+      matchers: the number of the `RowMatchers` to call for any other position; `None` to call none.
     """
 
     paths: Int[Array, "b n d"]
     allowed: UInt32[Array, "b n w"]
     forced: Int[Array, "b n"]
-    asked: Int[Array, ""] | None = None
+    matchers: Int[Array, ""] | None = None
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HostMasks(Processor):
-    """Excludes what the host has found that a grammar does not allow; `RowMatchers` tells it, round by round.
+    """Masks tokens that a grammar does not allow, as `RowMatchers` reports them in each round.
 
-    Where it was told nothing and has nobody to ask, everything is allowed.
+    At unknown positions with no matcher to call, everything is allowed.
 
     Attributes:
-      nodes: the most drafts of a round.
-      depth: the most along one path.
+      nodes: the largest number of drafts a round.
+      depth: the largest number of drafts along one path.
     """
 
     nodes: int = dataclasses.field(metadata={"static": True})
@@ -75,11 +76,11 @@ class HostMasks(Processor):
         )
 
     def __call__(self, logits, state: Known, path):
-        if state.asked is not None:
+        if state.matchers is not None:
             shape, types = path.shape[:2], (jnp.uint32, jnp.int32)
             answer = tuple(map(jax.ShapeDtypeStruct, ((*shape, state.allowed.shape[2]), shape), types))
-            # One device calls, and with complete arrays.
-            found, forced = jax.pure_callback(_answer, answer, state.asked, parts.replicated(path))
+            # One device makes the call, with replicated arrays.
+            found, forced = jax.pure_callback(_answer, answer, state.matchers, parts.replicated(path))
             found, forced = parts.replicated(found), parts.replicated(forced)
         else:
             same = self._is_at(state, path)
@@ -95,30 +96,27 @@ class HostMasks(Processor):
         return self.init(Prompt(tokens, count, count[:, None], 32 * state.allowed.shape[2]))
 
     def lead(self, state: Known, tokens, count):
-        if state.asked is None:
+        if state.matchers is None:
             return None
         given = (parts.replicated(tokens), parts.replicated(count))
         answer = (given[0], given[1], jnp.zeros(tokens.shape, jnp.bool_))
         answer = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), answer)
-        led = jax.pure_callback(_answer_lead, answer, state.asked, *given)
+        led = jax.pure_callback(_answer_lead, answer, state.matchers, *given)
         return parts.replicated(led[0]), parts.replicated(led[1]), parts.replicated(led[2])
 
-    def _wide(self, path: Int[Array, "b n d"]) -> Int[Array, "b n d2"]:
-        missing = max(self.depth - path.shape[2], 0)
-        return jnp.pad(path, ((0, 0), (0, 0), (0, missing)), constant_values=-1)[..., : self.depth]
-
     def _is_at(self, state: Known, path: Int[Array, "b n d"]) -> Bool[Array, "b n m"]:
-        """Returns which of the known positions each position is."""
-        wide = self._wide(path)
+        """Returns which known position each position is."""
+        missing = max(self.depth - path.shape[2], 0)
+        wide = jnp.pad(path, ((0, 0), (0, 0), (0, missing)), constant_values=-1)[..., : self.depth]
         longer = jnp.any(path[..., self.depth :] >= 0, axis=2)[..., None]
         return jnp.all(wide[:, :, None] == state.paths[:, None], axis=3) & ~longer
 
 
 class RowMatchers:
-    """Follows a grammar in each row of a batch, on the host; a row of `None` is free.
+    """Follows each row's grammar on the host; a row of `None` is unconstrained.
 
     Raises:
-      ValueError: a grammar cannot be read, or has what is not supported; the text says what.
+      ValueError: a grammar cannot be read, uses an unsupported feature that the message names, or allows no token.
     """
 
     def __init__(
@@ -129,6 +127,11 @@ class RowMatchers:
         stop_tokens: tuple[int, ...],
     ):
         matcher = needed("llguidance").LLMatcher
+        self._words = (vocab_size + 31) // 32
+        self._stop_tokens = stop_tokens
+        self._stops = np.zeros(self._words, np.uint32)
+        for token in stop_tokens:
+            self._stops[token // 32] |= np.uint32(1 << token % 32)
         taken, self._texts = _ll_tokenizer(tokenizer, vocab_size, stop_tokens)
         known: dict[Any, Any] = {}
         for grammar in dict.fromkeys(grammars):
@@ -136,28 +139,36 @@ class RowMatchers:
                 continue
             known[grammar] = matcher(taken, grammar.matcher_source(), log_level=0)
             if known[grammar].is_error():
-                raise ValueError(f"this {grammar.kind} grammar is not supported: {known[grammar].get_error()}")
+                error = known[grammar].get_error()
+                if "panic:" in error:
+                    error = "the library cannot follow it; name no special token such as <|end|>, as stop tokens end it"
+                if grammar.kind != "lark":  # without the library's copy of rules that the caller never wrote
+                    error = error.split("\n   1 | ")[0].split("JSON schema: ")[-1]
+                error = re.sub(r"\n *\d+ \| %llguidance .*\s*$", "", error)
+                if grammar.kind == "regex":
+                    error = f"{grammar.source!r:.80}: {error.rsplit('error: ', 1)[-1]}"
+                raise ValueError(f"this {grammar.kind} grammar is not supported: {error}")
+            first = np.frombuffer(known[grammar].compute_bitmask(), np.uint32)[: self._words]
+            if not np.any(first & ~self._stops):
+                raise ValueError(f"this {grammar.kind} grammar allows no answer that has a token; pass another")
         self._known, self._grammars = known, list(grammars)
         self._emitted: list[list[int]] = [[] for _ in grammars]
         self._rows: list[Any] = [None if grammar is None else known[grammar].deep_copy() for grammar in grammars]
-        self._words = (vocab_size + 31) // 32
-        # What is known of the positions behind each row's text, by the tokens between.
+        # The known masks after each row's text, keyed by the drafts in between.
         self._found: list[dict[tuple[int, ...], tuple[UInt32[np.ndarray, "w"], int]]] = [{} for _ in grammars]
         self._number = next(_NUMBERS)
         _BY_NUMBER[self._number] = self
-        self._stop_tokens = stop_tokens
-        self._stops = np.zeros(self._words, np.uint32)
-        for token in stop_tokens:
-            self._stops[token // 32] |= np.uint32(1 << token % 32)
 
     def after_text(self, state: GenerationState, place: int) -> GenerationState:
-        """Returns the state whose masks ask about drafts behind each row's text."""
-        return _told(state, place, dataclasses.replace(state.processed[place], asked=np.int32(self._number)))
+        """Returns the state with masks that call this object about drafts after each row's text."""
+        return _with_masks(
+            state, place, dataclasses.replace(state.context.processed[place], matchers=np.int32(self._number))
+        )
 
     def after_drafts(
         self, masks: HostMasks, state: GenerationState, place: int, tokens: Any, valid: Any, parents: Any
     ) -> GenerationState:
-        """Returns the state with what may come after each draft."""
+        """Returns the state with the masks after each draft."""
         rows, count = tokens.shape
         paths = np.full((rows, masks.nodes + 1, masks.depth), _NOWHERE, np.int32)
         allowed = np.full((rows, masks.nodes + 1, self._words), _ALL, np.uint32)
@@ -172,13 +183,13 @@ class RowMatchers:
                     allowed[row, node + 1], forced[row, node + 1] = self._after(row, drafts[-1])
                     paths[row, node + 1] = -1
                     paths[row, node + 1, : len(drafts[-1])] = drafts[-1]
-        told: Any = (paths, allowed, forced)  # as they are: the next program's call moves them
-        return _told(state, place, Known(*told))
+        known: Any = (paths, allowed, forced)  # NumPy arrays: the next program's call transfers them
+        return _with_masks(state, place, Known(*known))
 
     def after_paths(
         self, paths: Int[np.ndarray, "b n d"]
     ) -> tuple[UInt32[np.ndarray, "b n w"], Int[np.ndarray, "b n"]]:
-        """Returns what may come after drafts, the oldest first, and what must; -1 pads on the right."""
+        """Returns the allowed and the forced tokens after paths of drafts, oldest first, padded with -1."""
         allowed = np.full((*paths.shape[:2], self._words), _ALL, np.uint32)
         forced = np.full(paths.shape[:2], -1, np.int32)
         for row, _ in self._followed():
@@ -190,14 +201,14 @@ class RowMatchers:
     def lead(
         self, tokens: Int[np.ndarray, "b k"], count: Int[np.ndarray, "b"]
     ) -> tuple[Int[np.ndarray, "b k"], Int[np.ndarray, "b"], Bool[np.ndarray, "b k"]]:
-        """Returns guesses as far as they may come, as `Processor.lead` does."""
+        """Returns guesses truncated to what the grammar allows, as `Processor.lead` does."""
         led, lengths, forced = tokens.copy(), count.copy(), np.zeros(tokens.shape, np.bool_)
         for row, _ in self._followed():
             lengths[row] = self._lead(row, led[row], int(count[row]), forced[row])
         return led, lengths, forced
 
     def commit(self, tokens: np.ndarray, count: np.ndarray) -> None:
-        """Takes in what a round has emitted."""
+        """Advances the matchers by the tokens that a round emitted."""
         self._found = [{} for _ in self._rows]
         for row, matcher in self._followed():
             if count[row] and not matcher.is_stopped():
@@ -205,7 +216,7 @@ class RowMatchers:
                 matcher.consume_tokens(tokens[row, : count[row]].tolist())
 
     def _lead(self, row: int, tokens: Int[np.ndarray, "k"], guessed: int, forced: Bool[np.ndarray, "k"]) -> int:
-        """Writes what must come into a guess, and returns how far it goes."""
+        """Writes forced tokens into a guess, and returns its allowed length."""
         path: tuple[int, ...] = ()
         for place, guess in enumerate(tokens.tolist()):
             allowed, token = self._after(row, path)
@@ -221,7 +232,7 @@ class RowMatchers:
         return len(tokens)
 
     def _must_come(self, matcher: Any, allowed: UInt32[np.ndarray, "w"]) -> int:
-        """Returns the token that spells what must come; -1 where several texts can follow."""
+        """Returns the token that spells the only possible continuation; -1 if there are several."""
         words = np.flatnonzero(allowed)
         if len(words) > MOST_FORCED:
             return -1
@@ -235,15 +246,15 @@ class RowMatchers:
         return [(row, matcher) for row, matcher in enumerate(self._rows) if matcher is not None]
 
     def _after(self, row: int, path: tuple[int, ...]) -> tuple[UInt32[np.ndarray, "w"], int]:
-        """Returns what may come after drafts of a row, and what must; the matcher stands behind the text again."""
+        """Returns the allowed and the forced token after drafts of a row; rolls the matcher back to the text."""
         if path not in self._found[row]:
             matcher = self._rows[row]
             taken = 0 if matcher.is_stopped() else matcher.try_consume_tokens(list(path))
-            # Behind a token that is not allowed, or that ends the text, nothing is emitted.
+            # After a token that is not allowed, or that ends the text, nothing is emitted.
             goes_on = taken == len(path) and not set(path) & set(self._stop_tokens)
             allowed = self._allowed(matcher) if goes_on else np.full_like(self._stops, _ALL)
             self._found[row][path] = allowed, self._must_come(matcher, allowed)
-            if path and matcher.is_error():  # drafts went beyond its limits, and it does not come back
+            if path and matcher.is_error():  # drafts exceeded its limits, and it cannot roll back
                 self._rows[row] = self._known[self._grammars[row]].deep_copy()
                 self._rows[row].consume_tokens(self._emitted[row])
             elif taken:
@@ -251,7 +262,7 @@ class RowMatchers:
         return self._found[row][path]
 
     def _allowed(self, matcher: Any) -> UInt32[np.ndarray, "w"]:
-        if matcher.is_error():  # beyond its limits: the row ends, with a status
+        if matcher.is_error():  # it exceeded its limits: the row ends, with a status
             warnings.warn(f"a grammar cannot be followed any further: {matcher.get_error():.300}", stacklevel=2)
             return np.zeros(self._words, np.uint32)
         if matcher.is_stopped():
@@ -259,7 +270,7 @@ class RowMatchers:
         return np.frombuffer(matcher.compute_bitmask(), np.uint32)[: self._words]
 
 
-# Those that a program may call, by the number that it is given: another text of the same shapes compiles nothing.
+# Objects that programs may call, by number: another text of the same shapes then compiles nothing.
 _BY_NUMBER: weakref.WeakValueDictionary[int, RowMatchers] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
 
@@ -272,16 +283,16 @@ def _answer_lead(number: Any, tokens: Any, count: Any) -> Any:
     return _BY_NUMBER[int(number)].lead(np.asarray(tokens), np.asarray(count))
 
 
-def _told(state: GenerationState, place: int, known: Known) -> GenerationState:
-    """Returns the state with what is known in the place of a processor."""
-    states = list(state.processed)
+def _with_masks(state: GenerationState, place: int, known: Known) -> GenerationState:
+    """Returns the state with the masks of one processor replaced."""
+    states = list(state.context.processed)
     states[place] = known
-    return dataclasses.replace(state, processed=tuple(states))
+    return dataclasses.replace(state, context=dataclasses.replace(state.context, processed=tuple(states)))
 
 
 @functools.lru_cache(maxsize=4)
 def _ll_tokenizer(tokenizer: Tokenizer, vocab_size: int, stop_tokens: tuple[int, ...]) -> tuple[Any, list[bytes]]:
-    """Returns the tokenizer as `llguidance` takes it, and the bytes of each token."""
+    """Returns the tokenizer for `llguidance`, and the bytes of each token."""
     guidance = needed("llguidance")
     texts = token_texts(tokenizer, vocab_size)
     speller = Speller(tokenizer, vocab_size)

@@ -1,30 +1,40 @@
-"""Reads JSON schemas, and finds those that a regular expression covers whole."""
+"""Reads JSON schemas, and converts those that a regular expression covers exactly."""
 
 import functools
 import json
+import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
-from jaxspec.grammar.extra import needed
+from jaxspec.grammar.automaton import MOST_STATES, needed
+from jaxspec.grammar.references import NAMED_SCHEMAS, references, referred, with_pointers
 
-# Keywords that the regular expression holds to, or that say nothing of a text. Others would be passed over there.
+# Keywords that the regular expression enforces, and those that do not constrain a text. It would ignore any others.
 _HELD = {"type", "properties", "required", "items", "enum", "const", "anyOf", "minLength", "maxLength", "minItems"}
 _HELD |= {"maxItems", "additionalProperties", "$ref", "$defs", "definitions"}
 _SILENT = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated", "readOnly"}
-_NAMED_SCHEMAS = {"properties", "patternProperties", "$defs", "definitions"}
+_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMAS = ("items", "additionalItems", "additionalProperties", "unevaluatedProperties", "propertyNames")
+_TYPES = dict.fromkeys((*NAMED_SCHEMAS, "x-guidance"), dict) | dict.fromkeys(
+    ("pattern", "format", "$ref", "$id", "$anchor"), str
+)
+_TYPES |= dict.fromkeys(("required", "enum", *_SCHEMA_LISTS), list)
 _SCALARS = (str, int, float, bool, type(None))
-# How the two libraries write numbers and letters differently; names and values have these signs escaped.
+# Where the two libraries write numbers and letters differently; in names and values these characters are escaped.
 _AS_THE_HOST = {
     r"([eE][+-][0-9]+)?": r"([eE][+-]?[0-9]+)?",
     r"\x7F-\x9F]": r"\x7F]",
     r"""|\\["\\/bfnrt])""": r"""|\\["\\bfnrt])""",
 }
-# Of an integer without a bound of its own: double precision holds all of these (RFC 8259, section 6). Small models
+# The limit for an integer without bounds: double precision represents all of these (RFC 8259, section 6). Small models
 # write digits without end.
 MOST_DIGITS = 15
-# In an expression; of a number a point follows.
+# The most parts of an expression, which repeats items: each array inside another doubles them.
+_MOST_PARTS = 2**16
+# An integer in an expression, unless it is the beginning of a number, which a point follows.
 _INTEGER = re.compile(re.escape("(0|[1-9][0-9]*)") + r"(?!\)\(\\\.)")
-_TYPES = {"string", "integer", "number", "boolean", "null", "array", "object"}
+TYPES = {"string", "integer", "number", "boolean", "null", "array", "object"}
 
 
 def as_dict(schema: Any) -> dict[str, Any]:
@@ -34,7 +44,7 @@ def as_dict(schema: Any) -> dict[str, Any]:
       schema: a dictionary, its JSON text, or a class with `model_json_schema()`.
 
     Raises:
-      TypeError, ValueError: if it is none of them, or cannot be met.
+      TypeError, ValueError: `schema` is none of these, or no text can satisfy it.
     """
     given = schema
     if hasattr(schema, "model_json_schema"):
@@ -49,19 +59,28 @@ def as_dict(schema: Any) -> dict[str, Any]:
             f"schema must be a dictionary, JSON, or a class with model_json_schema(), got {type(given).__name__}; pass "
             '{"type": "object", ...} or a pydantic model'
         )
-    _check_kinds(schema, "schema")
-    _check(schema, "schema")
-    _check_ends(schema, schema, ("#",))
+    try:
+        schema = with_pointers(json.loads(json.dumps(schema)))
+        _check_kinds(schema, "schema")
+        for name in sorted(references(schema)):
+            if (part := referred(name, schema)) is not None:
+                _check_kinds(part, f"schema{name[1:].replace('/', '.')}")
+        _check(schema, "schema")
+        _check_ends(schema)
+    except TypeError as error:
+        raise TypeError(f"schema must be what JSON can express: {error}; pass model_dump() of a model, say") from None
+    except RecursionError:
+        raise ValueError("schema is nested too deeply") from None
     return schema
 
 
 def pattern(schema: dict[str, Any]) -> str | None:
-    """Returns a regular expression for a schema's JSON; `None` where it would not hold to all of it.
+    """Returns a regular expression for a schema's JSON; `None` if it would be too large, or not enforce all of it.
 
-    Of properties it has those that are named, and integers have at most `MOST_DIGITS` digits. Between two elements
-    there is nothing, as in `json.dumps(..., separators=(",", ":"))`: a choice there could not be foreseen.
+    Integers have at most `MOST_DIGITS` digits. There is no white space
+    between elements, as in `json.dumps(..., separators=(",", ":"))`: otherwise drafts could not predict it.
     """
-    if not _covered(schema, schema, ()):
+    if _size(schema, schema, (), {}) > _MOST_PARTS or not _covered(schema, schema, ()):
         return None
     build = needed("outlines_core.json_schema").build_regex_from_schema
     try:
@@ -73,11 +92,11 @@ def pattern(schema: dict[str, Any]) -> str | None:
 
 
 def with_bounded_integers(schema: Any) -> Any:
-    """Returns a schema with bounds where an integer has none, as in `pattern`."""
+    """Returns a schema with bounds added to unbounded integers, as in `pattern`."""
     if not isinstance(schema, dict):
         return schema
     found = dict(schema)
-    for name in _NAMED_SCHEMAS & set(found):
+    for name in set(NAMED_SCHEMAS) & set(found):
         found[name] = {key: with_bounded_integers(value) for key, value in found[name].items()}
     for name in ("items", "additionalProperties"):
         if name in found:
@@ -85,9 +104,11 @@ def with_bounded_integers(schema: Any) -> Any:
     for name in ("anyOf", "oneOf", "prefixItems"):
         if name in found:
             found[name] = [with_bounded_integers(one) for one in found[name]]
+    if "allOf" in found:
+        found["allOf"] = [with_bounded_integers(one) if "properties" in one else one for one in found["allOf"]]
     kinds = found.get("type", ())
     kinds = {kinds} if isinstance(kinds, str) else set(kinds)
-    # Beside these another bound could leave nothing.
+    # Together with these keywords, another bound might leave no value.
     if "integer" not in kinds or "number" in kinds or {"enum", "const", "allOf", "$ref"} & set(found):
         return found
     most = 10**MOST_DIGITS - 1
@@ -101,20 +122,20 @@ def with_bounded_integers(schema: Any) -> Any:
 
 
 def _check(schema: Any, where: str) -> None:
-    """Raises `ValueError` for what no text can meet, by its place."""
+    """Raises `ValueError` for a part that no text can satisfy, naming its place."""
     if schema is False:
-        raise ValueError(f"{where} is false, which no text can meet")
+        raise ValueError(f"{where} is false, which no text can satisfy")
     if not isinstance(schema, dict):
         return
     for name in ("enum", "anyOf", "oneOf"):
         if schema.get(name) == []:
-            raise ValueError(f"{where}.{name} is empty, so that no text can meet it; list at least one")
+            raise ValueError(f"{where}.{name} is empty, so no text can satisfy it; list at least one")
     faults = [_fault(one, f"{where}.anyOf[{index}]") for index, one in enumerate(schema.get("anyOf", ()))]
     if faults and all(faults):
         raise ValueError(faults[0])
     for low, high in (("minLength", "maxLength"), ("minItems", "maxItems"), ("minimum", "maximum")):
         if low in schema and high in schema and schema[low] > schema[high]:
-            raise ValueError(f"{where} has {low}={schema[low]} above {high}={schema[high]}: no text can meet it")
+            raise ValueError(f"{where} has {low}={schema[low]} above {high}={schema[high]}: no text can satisfy it")
     for name, value in (schema.get("properties") or {}).items():
         if name in schema.get("required", ()):
             _check(value, f"{where}.properties.{name}")
@@ -123,7 +144,7 @@ def _check(schema: Any, where: str) -> None:
 
 
 def _fault(schema: Any, where: str) -> str | None:
-    """Returns why no text can meet a schema; `None` if one may."""
+    """Returns why no text can satisfy a schema; `None` if one may."""
     try:
         _check(schema, where)
     except ValueError as error:
@@ -132,62 +153,113 @@ def _fault(schema: Any, where: str) -> str | None:
 
 
 def _check_kinds(schema: Any, where: str) -> None:
-    """Raises `ValueError` where a keyword is not what JSON Schema has it be, here or below."""
-    if not isinstance(schema, dict):
+    """Raises `ValueError` if a keyword's value has the wrong type, here or in a subschema."""
+    if isinstance(schema, bool):
         return
-    kinds = dict.fromkeys(_NAMED_SCHEMAS, dict)
-    kinds |= dict.fromkeys(("required", "enum", "anyOf", "oneOf", "allOf", "prefixItems"), list)
-    for name, kind in kinds.items():
+    if not isinstance(schema, dict):
+        raise ValueError(f"{where} must be an object, true or false, got {schema!r:.80}")
+    for name, kind in _TYPES.items():
         if name in schema and not isinstance(schema[name], kind):
-            expected = "an object" if kind is dict else "a list"
+            expected = {dict: "an object", list: "a list", str: "a string"}[kind]
             raise ValueError(f"{where}.{name} must be {expected}, got {schema[name]!r:.80}")
-    given = schema.get("type", [])
-    for kind in given if isinstance(given, list) else [given]:
-        if not isinstance(kind, str) or kind not in _TYPES:
-            raise ValueError(f"{where}.type is {kind!r:.80}, expected one of {', '.join(sorted(_TYPES))}")
-    for name in ("minLength", "maxLength", "minItems", "maxItems"):
+    if wrong := [one for one in schema.get("required", ()) if not isinstance(one, str)]:
+        raise ValueError(f"{where}.required must be a list of names, got {wrong[0]!r:.80} in it")
+    given = schema.get("type", "null")
+    for kind in given if isinstance(given, list) and given else [given]:
+        if not isinstance(kind, str) or kind not in TYPES:
+            raise ValueError(f"{where}.type is {kind!r:.80}, expected one of {', '.join(sorted(TYPES))}")
+    _check_numbers(schema, where)
+    for name, part in _inside(schema):
+        _check_kinds(part, f"{where}.{name}")
+
+
+def _check_numbers(schema: dict[str, Any], where: str) -> None:
+    """Raises `ValueError` if a size or bound has the wrong type; converts sizes such as 1.0, which is an integer."""
+    for name in ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"):
         value = schema.get(name, 0)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{where}.{name} must be a number of at least 0, got {value!r:.80}")
-    for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
-        if isinstance(schema.get(name, 0), bool) or not isinstance(schema.get(name, 0), int | float):
-            raise ValueError(f"{where}.{name} must be a number, got {schema[name]!r:.80}")
-    for name in sorted(_NAMED_SCHEMAS):
-        for key, value in schema.get(name, {}).items():
-            _check_kinds(value, f"{where}.{name}.{key}")
-    for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        for index, value in enumerate(schema.get(name, ())):
-            _check_kinds(value, f"{where}.{name}[{index}]")
-    for name in ("items", "additionalProperties"):
-        _check_kinds(schema.get(name), f"{where}.{name}")
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**31
+        if not number or value != int(value):
+            raise ValueError(f"{where}.{name} must be an integer of at least 0, got {value!r:.80}")
+        schema |= {name: int(value)} if name in schema else {}
+    for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
+        value = schema.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int | float) or (name == "multipleOf" and value <= 0):
+            raise ValueError(f"{where}.{name} must be a number{' above 0' * (name[1] == 'u')}, got {value!r:.80}")
 
 
-def _check_ends(schema: Any, root: dict[str, Any], above: tuple[str, ...]) -> None:
-    """Raises `ValueError` for a schema that requires itself: no text of it would end."""
+def _inside(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the subschemas of a schema and their places in it."""
+    # Definitions are checked where a reference leads to them.
+    for name in sorted({"properties", "patternProperties"} & set(schema)):
+        yield from ((f"{name}.{key}", part) for key, part in schema[name].items())
+    for name in (*_SCHEMAS, *_SCHEMA_LISTS):
+        if isinstance(schema.get(name), list) and name in ("items", *_SCHEMA_LISTS):
+            yield from ((f"{name}[{index}]", part) for index, part in enumerate(schema[name]))
+        elif name in schema:
+            yield name, schema[name]
+
+
+def _check_ends(schema: dict[str, Any]) -> None:
+    """Raises `ValueError` if what a reference leads to requires itself, since its texts would never end."""
+    names, ending = references(schema), set[str]()
+    while found := {name for name in names - ending if _ends(referred(name, schema), ending)}:
+        ending |= found
+    if endless := sorted(names - ending):
+        raise ValueError(f"the schema requires {endless[0]} within itself, so no text can end; make it optional")
+
+
+def _ends(schema: Any, ending: set[str]) -> bool:
+    """Returns whether a text of a schema can end, if those of the references in `ending` can."""
     if not isinstance(schema, dict):
-        return
-    if isinstance(name := schema.get("$ref"), str):
-        if name in above:
-            raise ValueError(f"the schema requires {name} within itself, so that no text can end; make it optional")
-        return _check_ends(_referred(name, root), root, (*above, name))
-    for name in schema.get("required", ()):
-        _check_ends((schema.get("properties") or {}).get(name), root, above)
-    if schema.get("minItems", 0) > 0:
-        _check_ends(schema.get("items"), root, above)
+        return True
+    size, tuples = schema.get("minItems", 0), schema.get("prefixItems", [])
+    parts = [*schema.get("allOf", ()), *tuples[:size], *([schema.get("items")] if size > len(tuples) else [])]
+    parts += [(schema.get("properties") or {}).get(name) for name in schema.get("required", ())]
+    return (
+        ("$ref" not in schema or schema["$ref"] in ending)
+        and all(_ends(one, ending) for one in parts)
+        and all(any(_ends(one, ending) for one in schema[key]) for key in ("anyOf", "oneOf") if schema.get(key))
+    )
+
+
+def _size(schema: Any, root: dict[str, Any], above: tuple[str, ...], known: dict[str, float | int]) -> float | int:
+    """Returns about how many parts the regular expression has, infinity if it is too large for a table.
+
+    `known` holds those of references.
+    """
+    if not isinstance(schema, dict):
+        return 1
+    if (name := schema.get("$ref")) is not None:
+        if name not in known:
+            found = referred(name, root)
+            known[name] = math.inf if name in above else _size(found, root, (*above, name), known)
+        return known[name]
+    if any(schema.get(key, 0) > MOST_STATES for key in ("minLength", "maxLength", "minItems", "maxItems")):
+        return math.inf
+    size = functools.partial(_size, root=root, above=above, known=known)
+    properties = (schema.get("properties") or {}).values()
+    # Without a required property, any of them may be the first.
+    times = 1 if schema.get("required") else len(properties)
+    return (
+        len(schema.get("enum", "1"))
+        + times * sum(map(size, properties))
+        + 2 * size(schema.get("items"))
+        + sum(map(size, schema.get("anyOf", ())))
+    )
 
 
 def _covered(schema: Any, root: dict[str, Any], above: tuple[str, ...]) -> bool:
-    """Returns whether the regular expression holds to all of a schema; `above` are references that it is part of."""
+    """Returns whether the regular expression enforces the whole schema; `above` lists its enclosing references."""
     if not isinstance(schema, dict) or set(schema) - _HELD - _SILENT:
         return False
-    # Of these the expression passes over all that stands beside them.
+    # With one of these keywords, the expression ignores the others.
     decides = next((name for name in ("$ref", "enum", "const", "anyOf") if name in schema), None)
     if decides is not None and set(schema) - _SILENT - {decides, "type", "$defs", "definitions"}:
         return False
     if "$ref" in schema:
         if "type" in schema:
             return False
-        name, found = schema["$ref"], _referred(schema["$ref"], root)
+        name, found = schema["$ref"], referred(schema["$ref"], root)
         return found is not None and name not in above and _covered(found, root, (*above, name))
     if "enum" in schema or "const" in schema:
         values = schema["enum"] if "enum" in schema else [schema["const"]]
@@ -205,7 +277,7 @@ def _covered(schema: Any, root: dict[str, Any], above: tuple[str, ...]) -> bool:
 
 def _covered_object(schema: dict[str, Any], root: dict[str, Any], above: tuple[str, ...]) -> bool:
     properties = schema.get("properties") or {}
-    if not properties or schema.get("additionalProperties") not in (None, False):
+    if not properties or schema.get("additionalProperties") is not False:
         return False
     if set(schema.get("required", ())) - set(properties) or not all(map(_plain, properties)):
         return False
@@ -213,7 +285,7 @@ def _covered_object(schema: dict[str, Any], root: dict[str, Any], above: tuple[s
 
 
 def _is_of(value: Any, schema: dict[str, Any]) -> bool:
-    """Returns whether a value is of the types that stand beside it, if any do."""
+    """Returns whether a value has the schema's type, if it names one."""
     kinds = schema.get("type")
     if kinds is None:
         return True
@@ -223,17 +295,9 @@ def _is_of(value: Any, schema: dict[str, Any]) -> bool:
 
 
 def _plain(value: Any) -> bool:
-    """Returns whether JSON writes a string as it is."""
-    return not isinstance(value, str) or json.dumps(value, ensure_ascii=False)[1:-1] == value
-
-
-def _referred(name: str, root: dict[str, Any]) -> Any:
-    """Returns what a local reference names; `None` if there is nothing."""
-    if name == "#":
-        return root
-    if not name.startswith("#/"):
-        return None
-    found: Any = root
-    for part in name[2:].split("/"):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
+    """Returns whether both libraries write a scalar in one way: a string without escapes, a number without exponent."""
+    if isinstance(value, float):
+        return not value.is_integer() and "e" not in repr(value)
+    if isinstance(value, int):
+        return abs(value) < 2**63
+    return value is None or json.dumps(value, ensure_ascii=False)[1:-1] == value

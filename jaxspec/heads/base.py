@@ -1,4 +1,4 @@
-"""Defines `HeadKind`: one kind of trained head, as tables name it. Importing it, or any head's `KIND`, loads no JAX."""
+"""Defines `HeadKind`, which describes a kind of trained head. Importing it, or any head's `KIND`, does not load JAX."""
 
 import dataclasses
 import importlib
@@ -9,26 +9,27 @@ if TYPE_CHECKING:
     from jaxspec.drafters.base import Drafter
     from jaxspec.nn.network import Network
     from jaxspec.training.recipe import Recipe
-else:  # types of annotations alone, whose modules load JAX
+else:  # annotations only: these modules load JAX
     Drafter = Network = Recipe = Any
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadKind:
-    """Describes one kind of trained head: how it is recognized, read, made, drafted from and trained.
+    """Describes a kind of trained head: how to recognize, read, create, draft with and train it.
 
-    What needs JAX is given by its place below `package`, `module.name`, and imported when it is first asked for. A new
-    kind of head is a folder with such a `KIND` in its `__init__.py`, and one row of a table.
+    Everything that needs JAX is given by its path below `package`, `module.name`, and imported on first use. A new kind
+    of head is a folder with a `KIND` in its `__init__.py`, and one row of a table.
 
     Attributes:
-      name: of the kind, such as "eagle".
+      name: the kind's name, such as "eagle".
       package: the package of its modules, such as `jaxspec.heads.eagle`.
-      recognizes: tells whether a folder's `config.json` and its tensors, by name, are of this kind.
-      head_at: the place of the class of its heads.
-      read_at: the place of its reader.
-      init_at: the place of the function that makes an untrained head.
-      drafter_at: the place of what makes a drafter of a head.
-      recipe_at: the place of its training recipe; `None` where jaxspec does not train it.
+      recognizes: `recognizes(config, tensors)` returns whether a folder is of this kind, given its `config.json` and
+        its tensors by name.
+      head_at: the path of the class of its heads.
+      read_at: the path of its reader.
+      init_at: the path of the function that creates an untrained head.
+      drafter_at: the path of the class or function that makes a drafter from a head.
+      recipe_at: the path of its training recipe; `None` if jaxspec does not train it.
 
     Example:
       >>> from jaxspec.heads.eagle import KIND
@@ -52,22 +53,22 @@ class HeadKind:
 
     @property
     def read(self) -> Callable[..., Network]:
-        """Its reader: `read(folder, config, target, dtype)` returns the head in a folder."""
+        """The reader: `read(folder, config, target, dtype)` returns the head in a folder."""
         return self._import(self.read_at)
 
     @property
     def init(self) -> Callable[..., Network]:
-        """`init(target, rng, ...)`, which returns an untrained head for a target."""
+        """The constructor: `init(target, rng, ...)` returns an untrained head for a target."""
         return self._import(self.init_at)
 
     @property
     def drafter(self) -> Callable[..., Drafter]:
-        """The class of its drafter, or a function: `drafter(head)` or `drafter(head, k=k)`."""
+        """The class or function that makes a drafter: `drafter(head)` or `drafter(head, k=k)`."""
         return self._import(self.drafter_at)
 
     @property
     def recipe(self) -> type[Recipe] | None:
-        """The class of its training recipe; `None` where jaxspec does not train it."""
+        """The class of its training recipe; `None` if jaxspec does not train it."""
         return None if self.recipe_at is None else self._import(self.recipe_at)
 
     def _import(self, place: str) -> Any:

@@ -1,4 +1,4 @@
-"""Finds and reads heads in folders: where one lies, and of which kind it is."""
+"""Locates and reads folders of trained heads, and recognizes their kinds."""
 
 import os
 from collections.abc import Sequence
@@ -12,9 +12,11 @@ from jax.typing import DTypeLike
 from jaxspec.checkpoints import zoo
 from jaxspec.checkpoints.huggingface import download_from_hub, read_tensors
 from jaxspec.checkpoints.load import HUB_ID, parse_dtype
-from jaxspec.core.files import read_json
 from jaxspec.families.settings import check_settings, settings_of
 from jaxspec.heads.base import HeadKind
+from jaxspec.heads.formats import speculators
+from jaxspec.heads.formats.refused import refused
+from jaxspec.io.files import read_json
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import Network
 from jaxspec.sharding.params import shard
@@ -33,17 +35,20 @@ def read_head(
     """Reads a head of one of `kinds`: the first that recognizes it.
 
     Args:
-      name_or_path: the name of a drafter of the zoo, a folder, or a repository on the model hub.
-      target: the model that it was trained for; it lends what the folder has not.
+      name_or_path: the name of a drafter in the zoo, a folder, or a repository on the model hub.
+      target: the model that the head was trained for, which provides parameters that the folder lacks.
       kinds: the kinds of heads to expect.
-      dtype: of weights and activations; `None` is the target's.
-      mesh: splits the head over devices; `None` is as `target` lies.
-      rules: how; `None` is by the mesh axes `data`, `model` and `draft`.
+      dtype: the dtype of weights and activations; `None` uses the target's.
+      mesh: the mesh to shard the head over; `None` places it like `target`.
+      rules: the sharding rules; `None` uses the mesh axes `data`, `model` and `draft`.
+
+    Returns:
+      The head.
 
     Raises:
-      TypeError: `target` is no `LanguageModel`.
+      TypeError: `target` is not a `LanguageModel`.
       ValueError: the folder is of none of these kinds, damaged, or for another target.
-      FileNotFoundError: the path does not exist, or the drafter is not in this installation.
+      FileNotFoundError: the path does not exist, or the drafter is not part of this installation.
       OSError: a download failed.
     """
     if not isinstance(target, LanguageModel):
@@ -53,8 +58,8 @@ def read_head(
     kind = _recognize(folder, config, kinds)
     if kind is None:
         raise ValueError(
-            f"{folder} is no head that jaxspec knows (architectures: {config.get('architectures')}); expected one "
-            f"of the kinds {', '.join(kind.name for kind in kinds)}. A draft model of its own is loaded with "
+            f"{folder} has no head that jaxspec knows (architectures: {config.get('architectures')}); expected one "
+            f"of the kinds {', '.join(kind.name for kind in kinds)}. Load a separate draft model with "
             "jaxspec.load"
         )
     dtype = target.dtype if dtype is None else parse_dtype(dtype)
@@ -64,17 +69,17 @@ def read_head(
 
 
 def kind_in(name_or_path: str | os.PathLike[str], kinds: Sequence[HeadKind]) -> HeadKind | None:
-    """Finds the kind of the head in a folder, or of a drafter of the zoo; the model hub is not asked.
+    """Finds the kind of the head in a folder, or of a drafter in the zoo, without accessing the model hub.
 
     Args:
-      name_or_path: the name of a drafter of the zoo, or a folder.
+      name_or_path: the name of a drafter in the zoo, or a folder.
       kinds: the kinds of heads to expect.
 
     Returns:
-      The first that recognizes it; `None` if none does, or there is no such folder.
+      The first kind that recognizes it; `None` if none does, or there is no such folder.
 
     Raises:
-      ValueError: the folder is damaged.
+      ValueError: the folder is damaged, or of a known format that is not supported.
     """
     folder = zoo.find_drafter(name_or_path) if isinstance(name_or_path, str) else None
     folder = Path(name_or_path).expanduser() if folder is None else folder
@@ -84,15 +89,19 @@ def kind_in(name_or_path: str | os.PathLike[str], kinds: Sequence[HeadKind]) -> 
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """Reads a configuration whose settings are of the types that they must have."""
+    """Reads a configuration, flat if it is a container's, and checks the types of its settings."""
     config = read_json(folder / "config.json")
     with settings_of(folder / "config.json"):
+        if speculators.KIND in config:
+            config = speculators.flatten(config)
         check_settings(config)
     return config
 
 
 def _recognize(folder: Path, config: dict[str, Any], kinds: Sequence[HeadKind]) -> HeadKind | None:
     tensors = read_tensors(folder, config)
+    if (format_ := refused(config, tensors)) is not None:
+        raise ValueError(f"{folder} holds {format_}; pass another head")
     return next((kind for kind in kinds if kind.recognizes(config, tensors)), None)
 
 

@@ -1,6 +1,7 @@
-"""Reads off the target what untrained heads of every kind need."""
+"""Provides what untrained heads of every kind take from the target."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -10,23 +11,45 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from jaxspec.core import validate
+from jaxspec.core.random import as_threefry
 from jaxspec.drafters import draft_vocabulary as vocabulary
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.rope import Rope
 
 
+def check_arguments(target: Any, rng: Any, dtype: DTypeLike | None, capture: Sequence[int] | None = None) -> None:
+    """Raises `TypeError` or `ValueError` unless arguments of `init` are a model, key, dtype of weights and layers."""
+    validate.instance("target", target, LanguageModel, "jaxspec.load makes one")
+    try:
+        as_threefry(rng)
+    except TypeError as error:
+        raise TypeError(f"rng: {error}") from None
+    if dtype is not None:
+        validate.dtype_of("dtype", dtype, ("float32", "bfloat16", "float16", "float64"))
+    layers = target.module.config.num_layers
+    if capture is not None and not (capture and all(0 <= layer <= layers for layer in capture)):
+        raise ValueError(f"capture must be of layers from 0 to {layers} for this target, got {tuple(capture)}")
+
+
 def draft_vocabulary_size(target: LanguageModel, size: int | None) -> int:
-    """Returns how many tokens a head may guess: `size`, and no more than the target has; `None` is all of them."""
-    return target.vocab_size if size is None else min(size, target.vocab_size)
+    """Returns how many tokens a head can guess: `size`, but at most the target's number; `None` means all of them."""
+    if size is None:
+        return target.vocab_size
+    validate.counts("an untrained head", draft_vocabulary=size)
+    return min(size, target.vocab_size)
 
 
 def draft_vocabulary(target: LanguageModel, size: int | None, token_counts: np.ndarray | None) -> np.ndarray:
-    """Returns the most frequent tokens, rising ids `int32[n]`; without counts the first ones.
+    """Returns the ids of the most frequent tokens, or of the first ones without counts.
 
     Args:
       target: the model whose tokens they are.
-      size: how many; `None` is all of them.
-      token_counts: `int64[v]`, how often each token stands in the texts to draft for.
+      size: the number of tokens; `None` means all of them.
+      token_counts: how often each token occurs in the texts to draft for, `int64[v]`.
+
+    Returns:
+      `int32[size]`, increasing.
 
     Raises:
       ValueError: `size` is less than 1.
@@ -36,33 +59,34 @@ def draft_vocabulary(target: LanguageModel, size: int | None, token_counts: np.n
 
 
 def known_counts(target: LanguageModel, token_counts: np.ndarray | None) -> np.ndarray:
-    """Returns the counts, or zeros where there are none: `int64[v]`.
+    """Returns the counts, or zeros if there are none: `int64[v]`.
 
     Raises:
-      ValueError: they are not one number a token of the target.
+      ValueError: `token_counts` does not have one number for each of the target's tokens.
     """
     if token_counts is None:
         return np.zeros(target.vocab_size, np.int64)
+    token_counts = np.asarray(validate.numbers("token_counts", token_counts))
     if np.shape(token_counts) != (target.vocab_size,):
         raise ValueError(
             f"token_counts must have one number for each of the target's {target.vocab_size} tokens, got shape "
             f"{np.shape(token_counts)}"
         )
-    return np.asarray(token_counts)
+    return token_counts
 
 
 def rope_of(target: LanguageModel) -> Rope:
-    """Returns the rotary embedding of the target's first layer that has one, else the usual one of 10,000."""
+    """Returns the rotary embedding of the target's first layer that has one, or else the default with base 10,000."""
     return next((rope for rope in target.module.config.ropes if rope is not None), Rope(10_000.0))
 
 
 def initial(module: nn.Module, rng: Array, *inputs: Any, method: str | None = None) -> dict[str, Any]:
-    """Returns a module's freshly drawn `params` collection."""
-    # As one program, of which what the parameters do not need is left out: else each operation is compiled.
+    """Returns a module's newly initialized `params` collection."""
+    # In one program, which omits what the parameters do not depend on; otherwise each operation would be compiled.
     return dict(jax.jit(functools.partial(module.init, method=method))(rng, *inputs)["params"])
 
 
 def in_dtype(params: Any, dtype: DTypeLike) -> Any:
-    """Casts a head's parameters as readers do: to `dtype`, but those of norms, which stay float32."""
+    """Casts a head's parameters to `dtype`, as readers do, except those of norms, which stay float32."""
     is_norm = lambda path: len(path) > 1 and "norm" in path[-2].key  # noqa: E731
     return jax.tree.map_with_path(lambda path, x: x.astype(jnp.float32 if is_norm(path) else dtype), params)

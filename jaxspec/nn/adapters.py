@@ -1,14 +1,13 @@
 """Adapts foreign models: a plain function, or a Flax NNX module.
 
-A model whose own cache has one index for the entire batch cannot roll rows back one by one. Such
-a model is run without a cache: the complete text is fed on every call. That is exact and **slow**
-(a call costs a pass over the cache's whole capacity); an NNX module that speaks the `Model`
-protocol itself runs at full speed.
+A model whose cache has one index for the entire batch cannot roll rows back individually. It runs without a cache:
+every call feeds the complete text. That is exact and **slow** (a call costs a pass over the cache's whole capacity). An
+NNX module that implements the `Model` protocol runs at full speed.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,8 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.model import Cache, ModelOutput, chunk_of
+from jaxspec.core import validate
+from jaxspec.core.model import Cache, ModelOutput, ModelTraits
 from jaxspec.core.pytree import register_dataclass
 
 
@@ -27,17 +27,18 @@ def from_function(
     vocab_size: int,
     context_length: int | None = None,
 ) -> "HistoryModel":
-    """Makes a `Model` of a causal function of the complete text.
+    """Makes a `Model` from a causal function of the complete text.
 
     Args:
-      function: `function(params, tokens) -> logits`; row `i` of the logits may depend on
-        `tokens[:, : i + 1]` only. It is static: pass the same object to reuse a compiled program.
-      params: its pytree of arrays.
+      function: `function(params, tokens) -> logits`, `[b, s]` to `[b, s, v]`; position `i` of the logits may depend
+        only on `tokens[:, : i + 1]`. It is static: pass the same object to reuse a compiled program.
+      params: the function's parameters, a pytree of arrays.
       vocab_size: the number of token ids.
-      context_length: the longest text it takes; `None` if it has no bound.
+      context_length: the longest text that it takes; `None` if unbounded.
 
     Raises:
-      TypeError: if `function` cannot be called.
+      TypeError, ValueError: `function` does not take two arguments, a leaf of `params` is not an array, or a size is
+        not a positive integer. In a call: `function` returned something other than `[b, s, v]` floats.
 
     Example:
         >>> bigrams = jax.random.normal(key, (310, 310))
@@ -45,26 +46,35 @@ def from_function(
         >>> jaxspec.generate(model, jaxspec.NGramDrafter(k=2), prompt, max_new_tokens=4).tokens.shape
         (2, 4)
     """
-    if not callable(function):
-        raise TypeError(f"function must be callable as function(params, tokens), got {type(function).__name__}")
+    validate.takes("function", function, "params, tokens")
+    validate.arrays("params", params)
+    _check_sizes("from_function", vocab_size, context_length)
     return HistoryModel(function, params, vocab_size, context_length)
+
+
+def _check_sizes(owner: str, vocab_size: object, context_length: object) -> None:
+    """Raises `TypeError` or `ValueError` unless the sizes are positive integers; a context may be `None`."""
+    validate.counts(owner, vocab_size=vocab_size)
+    if context_length is not None:
+        validate.counts(owner, context_length=context_length)
 
 
 def from_nnx(
     module: nnx.Module, *, vocab_size: int | None = None, context_length: int | None = None
 ) -> "HistoryModel | NNXModel":
-    """Makes a `Model` of a Flax NNX module.
+    """Makes a `Model` from a Flax NNX module.
 
-    A module with `init_cache` that is called as `jaxspec.Model` says is used as it is. Any other
-    is called as `module(tokens) -> logits` on the complete text, without a cache, which is slow.
+    A module with `init_cache` must implement `jaxspec.Model`, and is used directly. Any other is called as
+    `module(tokens) -> logits` on the complete text, without a cache, which is slow.
 
     Args:
-      module: the NNX module; its state is copied out of it.
-      vocab_size: the number of token ids; `None` takes the module's own attribute.
-      context_length: the longest text it takes; `None` takes the module's own attribute.
+      module: the NNX module; its state is copied.
+      vocab_size: the number of token ids; `None` reads the module's attribute.
+      context_length: the longest text that it takes; `None` reads the module's attribute.
 
     Raises:
-      ValueError: if `vocab_size` is neither passed nor an attribute of the module.
+      TypeError: it is not a module, a module with `init_cache` has no `traits`, or one without needs more than tokens.
+      ValueError: `vocab_size` is neither passed nor an attribute of the module, or a size is out of range.
 
     Example:
         >>> from flax import nnx
@@ -73,13 +83,31 @@ def from_nnx(
         >>> jaxspec.generate(model, jaxspec.NGramDrafter(k=2), prompt, max_new_tokens=4).tokens.shape
         (2, 4)
     """
+    if not isinstance(module, nnx.Module):
+        raise TypeError(
+            f"from_nnx takes an nnx.Module, got {validate.shown(module)}; pass an instance, or use from_function"
+        )
     vocab_size = getattr(module, "vocab_size", None) if vocab_size is None else vocab_size
     context_length = getattr(module, "context_length", None) if context_length is None else context_length
     if vocab_size is None:
         raise ValueError(f"{type(module).__name__} has no vocab_size; pass from_nnx(module, vocab_size=...)")
+    _check_sizes("from_nnx", vocab_size, context_length)
     graph, state = nnx.split(module)
-    if hasattr(module, "init_cache"):
-        return NNXModel(graph, state, vocab_size, context_length)
+    if (init_cache := getattr(module, "init_cache", None)) is not None:
+        traits = getattr(module, "traits", None)
+        if not isinstance(traits, ModelTraits):
+            raise TypeError(
+                f"a module with init_cache needs `traits`, got {type(module).__name__} without; give its class "
+                "traits = jaxspec.core.ModelTraits()"
+            )
+        validate.takes("init_cache", init_cache, "batch, capacity")
+        return NNXModel(graph, state, vocab_size, context_length, traits)
+    try:
+        validate.takes("module", module, "tokens")
+    except TypeError as error:
+        raise TypeError(
+            f"{error}; for a module with a cache, use jaxspec.from_cached, or give it init_cache and traits"
+        ) from None
     return HistoryModel(_CallNNX(graph), state, vocab_size, context_length)
 
 
@@ -96,17 +124,13 @@ class _CallNNX:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NNXModel:
-    """Makes an NNX module speak the `Model` protocol; its graph is static, its state a leaf."""
+    """Wraps an NNX module that implements the `Model` protocol; its graph is static, its state a leaf."""
 
     graph: nnx.GraphDef = dataclasses.field(metadata={"static": True})
     state: Any
     vocab_size: int = dataclasses.field(metadata={"static": True})
     context_length: int | None = dataclasses.field(metadata={"static": True})
-
-    @property
-    def prompt_chunk(self) -> int:
-        """How many tokens of a prompt a pass is fed."""
-        return chunk_of(nnx.merge(self.graph, self.state))
+    traits: ModelTraits = dataclasses.field(metadata={"static": True})
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
         return nnx.merge(self.graph, self.state).init_cache(batch, capacity)
@@ -130,7 +154,7 @@ class NNXModel:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TokenEntries:
-    """Holds fed tokens, not yet in any history."""
+    """Holds fed tokens that are not in any history yet."""
 
     tokens: Int[Array, "b t"]
 
@@ -148,33 +172,30 @@ class TokenEntries:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HistoryCache:
-    """Holds the text itself: the cache of a model that has none of its own."""
+    """Holds the text itself: the cache of a model without one."""
 
     tokens: Int[Array, "b s"]
     length: Int[Array, "b"]
 
     def append(self, entries: TokenEntries) -> Self:
-        """Writes each row's tokens at its own length."""
+        """Writes each row's tokens at its length."""
         rows = jnp.arange(self.tokens.shape[0], dtype=jnp.int32)[:, None]
         slots = self.length[:, None] + jnp.arange(entries.tokens.shape[1], dtype=jnp.int32)[None]
         tokens = self.tokens.at[rows, slots].set(entries.tokens, mode="drop")
         return dataclasses.replace(self, tokens=tokens, length=self.length + entries.tokens.shape[1])
 
     def truncate(self, length: Int[Array, "b"]) -> Self:
-        """Forgets every token at or after `length`, row by row."""
+        """Cuts each row to `length` tokens."""
         return dataclasses.replace(self, length=length)
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HistoryModel:
-    """Makes a `Model` of a function of the complete text. Every call reruns all of it.
+    """Makes a `Model` from a function of the complete text, which every call reruns."""
 
-    Attributes:
-      takes_trees: it does not: what a token sees is the function's own choice.
-    """
-
-    takes_trees: ClassVar[bool] = False
+    # The function decides which tokens each token sees.
+    traits = ModelTraits(takes_trees=False)
     function: Callable[[Any, Array], Array] = dataclasses.field(metadata={"static": True})
     params: Any
     vocab_size: int = dataclasses.field(metadata={"static": True})
@@ -196,16 +217,12 @@ class HistoryModel:
         if mask is not None or positions is not None or pending is not None or capture:
             raise ValueError(
                 "a model without a cache scores plain chains only, got a tree mask, positions or captured "
-                "states; use a chain drafter, or a model that speaks the jaxspec Model protocol"
+                "states; use a chain drafter, or a model that implements the jaxspec Model protocol"
             )
         entries = TokenEntries(tokens)
         history = cache.append(entries).tokens
-        logits = self.function(self.params, history)
-        if jnp.shape(logits) != (*history.shape, self.vocab_size):
-            raise ValueError(
-                f"the function returned shape {jnp.shape(logits)} for tokens {history.shape} and vocab_size "
-                f"{self.vocab_size}; expected logits of shape {(*history.shape, self.vocab_size)}"
-            )
+        found = self.function(self.params, history)
+        logits = validate.logits("the function", found, (*history.shape, self.vocab_size), "pass its own vocab_size")
         rows = cache.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         fed = jnp.take_along_axis(logits, rows[..., None], axis=1)
         return ModelOutput(fed.astype(jnp.float32), entries)

@@ -1,8 +1,8 @@
 """Computes the attention of a few fresh tokens over a long preallocated history.
 
-The history is read in blocks with a dynamic trip count, so that cost follows how much of the
-cache is used and not its capacity; the softmax is accumulated online (Milakov & Gimelshein
-1805.02867), and the fresh tokens' own keys are merged last:
+The history is read in blocks with a dynamic trip count, so that the cost depends on the used part of the cache instead
+of its capacity. The softmax is accumulated online (Milakov & Gimelshein 1805.02867), and the fresh tokens' own keys are
+merged last:
 
     slots      0 1 2 3 4 5 6 7 | fresh
     row 0      x x x x x . . . | causal or tree mask        length 5
@@ -19,13 +19,13 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.nn.cache import BLOCK, KVCache
+from jaxspec.nn.cache import BLOCK, KVCache, LayerNumber
 
 _LOWEST = -1e30
-# The most that an accelerator reads in one visit: slots, and pairs of a row and a slot.
+# The most that an accelerator reads per visit: slots, and pairs of a row and a slot.
 _MOST_SLOTS = 2048
 _MOST_SCORES = 2**14
-# What a CPU reads in one visit: slots, at least, and pairs of a row of the batch and a slot, at most.
+# Limits of a CPU's reads per visit: the least slots, and the most pairs of a row of the batch and a slot.
 _LEAST_SLOTS = 32
 _MOST_PAIRS = 2**12
 
@@ -33,13 +33,13 @@ _MOST_PAIRS = 2**12
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Fresh:
-    """Holds keys and values of the fed tokens, behind those of `u - t` pending ones.
+    """Holds keys and values of the fed tokens, after those of `u - t` pending ones.
 
     Attributes:
-      keys: of the pending and the fed tokens.
-      values: the same.
-      positions: of all of them.
-      mask: which fed token sees which of them; `None` is a chain, none of it pending.
+      keys: the keys of pending and fed tokens.
+      values: the values of pending and fed tokens.
+      positions: the positions of pending and fed tokens.
+      mask: whether each fed token sees each of them; `None` is a chain without pending tokens.
     """
 
     keys: Float[Array, "b u g d"]
@@ -49,7 +49,7 @@ class Fresh:
 
     @property
     def seen(self) -> Bool[Array, "b t u"]:
-        """The mask, of a chain too."""
+        """The mask, also for a chain."""
         if self.mask is not None:
             return self.mask
         batch, time = self.positions.shape
@@ -59,16 +59,16 @@ class Fresh:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class History:
-    """Views one layer's cache. Slot `i` holds a row's token at position `i`, or `cache.positions[b, i]`."""
+    """Refers to one layer of a cache. Slot `i` holds a row's token at position `i`, or `cache.positions[b, i]`."""
 
     cache: KVCache
-    layer: int = dataclasses.field(metadata={"static": True})
+    layer: LayerNumber
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Softmax:
-    """Holds an unfinished softmax: weighted values, their weight, and the maximum it is relative to."""
+    """Holds a running softmax: weighted values, their weight, and the maximum that both are relative to."""
 
     weighted: Float[Array, "b g r t d"]
     weight: Float[Array, "b g r t"]
@@ -90,11 +90,11 @@ def attend(
     """Attends from each fed token to the whole history and to the fed tokens its mask allows.
 
     Args:
-      queries: `r` query heads for each of the `g` key-value heads.
+      queries: the queries, `r` heads for each of the `g` key-value heads.
       fresh: the fed tokens.
-      history: the cache before them; `None`, or one without slots, can be differentiated.
-      scale: multiplies every score.
-      window: the number of positions back that a token sees, itself included; `None` sees all.
+      history: the cache before them; the result is differentiable if it is `None` or has no slots.
+      scale: the factor of every score.
+      window: the number of positions that a token sees, itself included; `None` is all.
     """
     if history is None:
         return _attend(queries, fresh, None, layer=0, scale=scale, window=window)
@@ -108,23 +108,44 @@ def _attend(
     fresh: Fresh,
     cache: KVCache | None,
     *,
-    layer: int,
+    layer: LayerNumber,
     scale: float,
     window: int | None,
 ) -> Float[Array, "b t g r d"]:
     queries = jnp.einsum("btgrd->bgrtd", queries)
     positions = fresh.positions[:, -queries.shape[3] :]
+
+    def over_history(queries, positions, cache, *, block: int) -> Softmax:
+        capacity = cache.capacity
+        block = min(block, capacity)
+
+        def visit(index, state):
+            # The last visit moves back to end at the cache's end, and skips slots that were already read.
+            start = jnp.minimum(index * block, capacity - block)
+            slots = start + jnp.arange(block, dtype=jnp.int32)
+            seen = ((slots[None] >= index * block) & (slots[None] < cache.length[:, None]))[:, None]
+            key_positions = jnp.broadcast_to(slots, (positions.shape[0], block))
+            if cache.positions is not None:
+                key_positions = jax.lax.dynamic_slice_in_dim(cache.positions, start, block, axis=1)
+            seen = seen & within(positions, key_positions, window)
+            keys, values = cache.block(layer, start, block)
+            return _accumulate(state, scores_of(queries, keys, scale), values, seen)
+
+        blocks = (jnp.max(cache.length) + block - 1) // block
+        # The name shows readers of the compiled program how often this runs.
+        with jax.named_scope(f"history_by_{block}"):
+            return jax.lax.fori_loop(jnp.zeros((), blocks.dtype), blocks, visit, Softmax.empty(queries))
+
     if cache is None or cache.capacity == 0:
         state = Softmax.empty(queries)
     else:
         block = _accelerator_block(positions.size)
-        over = functools.partial(_over_history, layer=layer, scale=scale, window=window)
         state = jax.lax.platform_dependent(
             queries,
             positions,
             cache,
-            cpu=functools.partial(over, block=_cpu_block(queries.shape[0])),
-            default=functools.partial(over, block=block),
+            cpu=functools.partial(over_history, block=_cpu_block(queries.shape[0])),
+            default=functools.partial(over_history, block=block),
         )
     state = _accumulate(
         state,
@@ -137,10 +158,10 @@ def _attend(
 
 
 def _accelerator_block(rows: int) -> int:
-    """Chooses the slots to read at once on an accelerator, where a visit costs more than reading unused slots.
+    """Chooses how many slots an accelerator reads at once; a visit costs more than reading unused slots.
 
-    The compiler estimates some 20,000 cycles a visit, in which a TPU reads thousands of slots. Many
-    rows have large scores: they must fit the memory on the chip.
+    The compiler estimates some 20,000 cycles per visit, in which a TPU reads thousands of slots. The scores of many
+    rows are large, and must fit the memory on the chip.
     """
     block = BLOCK
     while 2 * block * rows <= _MOST_SCORES and 2 * block <= _MOST_SLOTS:
@@ -149,48 +170,17 @@ def _accelerator_block(rows: int) -> int:
 
 
 def _cpu_block(batch: int) -> int:
-    """Chooses the slots to read at once on a CPU, which copies them: few enough to stay in the processor's cache."""
+    """Chooses the number of slots to copy at once on a CPU: few enough to stay in the processor's cache."""
     block = BLOCK
     while block > _LEAST_SLOTS and block * batch > _MOST_PAIRS:
         block //= 2
     return block
 
 
-def _over_history(
-    queries: Float[Array, "b g r t d"],
-    positions: Int[Array, "b t"],
-    cache: KVCache,
-    *,
-    layer: int,
-    scale: float,
-    window: int | None,
-    block: int,
-) -> Softmax:
-    capacity = cache.capacity
-    block = min(block, capacity)
-
-    def visit(index, state):
-        # The last visit is moved back to end at the cache's end, and leaves out slots that were read before.
-        start = jnp.minimum(index * block, capacity - block)
-        slots = start + jnp.arange(block, dtype=jnp.int32)
-        seen = ((slots[None] >= index * block) & (slots[None] < cache.length[:, None]))[:, None]
-        key_positions = jnp.broadcast_to(slots, (positions.shape[0], block))
-        if cache.positions is not None:
-            key_positions = jax.lax.dynamic_slice_in_dim(cache.positions, start, block, axis=1)
-        seen = seen & within(positions, key_positions, window)
-        keys, values = cache.block(layer, start, block)
-        return _accumulate(state, scores_of(queries, keys, scale), values, seen)
-
-    blocks = (jnp.max(cache.length) + block - 1) // block
-    # The name tells those who read the compiled program how often this runs.
-    with jax.named_scope(f"history_by_{block}"):
-        return jax.lax.fori_loop(jnp.zeros((), blocks.dtype), blocks, visit, Softmax.empty(queries))
-
-
 def scores_of(
     queries: Float[Array, "b g r t d"], keys: Float[Array, "b g s d"], scale: float
 ) -> Float[Array, "b g r t s"]:
-    """Scores each query against each key. Heads and tokens of a group are flattened: one plain product each."""
+    """Scores each query against each key. Heads and tokens of a group are flattened into one plain product."""
     batch, heads, group, time, width = queries.shape
     flat = queries.reshape(batch, heads, group * time, width)
     scores = jnp.einsum("bgnd,bgsd->bgns", flat, keys, preferred_element_type=jnp.float32)
@@ -208,7 +198,7 @@ def mix(weights: Float[Array, "b g r t s"], values: Float[Array, "b g s d"]) -> 
 def within(
     query_positions: Int[Array, "b t"], key_positions: Int[Array, "#b s"], window: int | None
 ) -> Bool[Array, "..."]:
-    """Returns which keys are within each query's window, `[b, t, s]`, or one `True` for all."""
+    """Returns whether each key is within each query's window, `[b, t, s]`, or one `True` for all."""
     if window is None:
         return jnp.ones((), jnp.bool_)
     return key_positions[:, None, :] > query_positions[:, :, None] - window
@@ -220,7 +210,7 @@ def _accumulate(
     values: Float[Array, "b g s d"],
     seen: Bool[Array, "b #t s"],
 ) -> Softmax:
-    """Adds keys to an unfinished softmax."""
+    """Adds keys to a running softmax."""
     scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
     maximum = jnp.maximum(state.maximum, jnp.max(scores, axis=-1))
     shrink = jnp.exp(state.maximum - maximum)

@@ -1,7 +1,7 @@
-"""Holds keys and values in preallocated arrays: a length for each row, and roll-back by moving it.
+"""Holds keys and values in preallocated arrays, with a length per row, which a roll-back decreases.
 
-Slots at or beyond a row's length are stale. They are masked by position and overwritten by the
-next write, never zeroed: a zeroed key would still add e^0 to the softmax.
+Slots at or beyond a row's length are stale. They are masked by position and overwritten by the next write, never
+zeroed: a zeroed key would still add e^0 to the softmax.
 """
 
 import dataclasses
@@ -15,24 +15,26 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Shaped
 
-from jaxspec.core.kernels import Kernels
 from jaxspec.core.layout import Layout
+from jaxspec.core.model import Kernels
 from jaxspec.core.parts import on_one_device
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.ops.rope import RopeTable, rotate
 
-# Attention reads the cache in blocks of this many slots, so that cost follows use.
+# Attention reads the cache in blocks of this size, so that its cost depends on the used part.
 BLOCK = 256
-# A TPU keeps so many slots side by side.
+# The slots of a TPU tile.
 _TILE = 8
-# A CPU writes so many rows of a cache in one turn of a loop.
+# The rows of a cache that a CPU writes per loop iteration.
 _UNROLLED = 8
+# A layer's index among those that share a cache; traced in a loop over layers.
+LayerNumber = Int[Array, ""] | int
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KVEntries:
-    """Holds the keys and values of freshly fed tokens, not yet in any cache: `jaxspec.core.Entries` of a `KVCache`.
+    """Holds the keys and values of fed tokens that are not in a cache yet: the `jaxspec.core.Entries` of a `KVCache`.
 
     Example:
         >>> output = target(prompt, target.init_cache(batch=2, capacity=32))
@@ -44,19 +46,19 @@ class KVEntries:
     values: Float[Array, "l b g t d"]
 
     def pad(self, count: int) -> Self:
-        """Returns the same entries followed by stale ones, `count` in all."""
+        """Pads the entries with stale ones, to `count` tokens in all."""
         return jax.tree.map(lambda x: _pad_axis(x, 3, count), self)
 
     def keep_path(self, nodes: Int[Array, "b n"]) -> Self:
-        """Returns each row's entries at `nodes`, side by side: a tree's accepted path, ready to append.
+        """Gathers each row's entries at `nodes`: a tree's accepted path, ready to append.
 
-        Keys carry their position already, so moving them to other slots changes nothing.
+        Keys already contain their position, so moving them to other slots changes nothing.
         """
         at = nodes[None, :, None, :, None]
         return jax.tree.map(lambda x: jnp.take_along_axis(x, at, axis=3), self)
 
     def put(self, fresh: Self, start: Array | int) -> Self:
-        """Returns the same entries with `fresh` written over those from `start` on."""
+        """Overwrites the entries from `start` on with `fresh`."""
         write = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new.astype(x.dtype), start, axis=3)  # noqa: E731
         return jax.tree.map(write, self, fresh)
 
@@ -67,11 +69,11 @@ class KVCache:
     """Holds keys and values of every layer, and the number of tokens that each row holds.
 
     Attributes:
-      keys: by layer, row, key-value head, slot.
-      values: the same.
-      length: tokens of each row, in its first slots.
-      positions: of the slots' tokens where they are not the slots' numbers: after `sinks_and_window`.
-      kernels: the kind that a model with such caches runs by on accelerators.
+      keys: the keys by layer, row, key-value head and slot.
+      values: the values by layer, row, key-value head and slot.
+      length: the number of tokens of each row, in its first slots.
+      positions: the positions of the slots' tokens, if they differ from the slots: after `sinks_and_window`.
+      kernels: the kernels of a model with such caches on accelerators.
 
     Example:
         >>> cache = target.init_cache(batch=2, capacity=32)
@@ -88,7 +90,7 @@ class KVCache:
 
     @classmethod
     def empty(cls, *, layers: int, batch: int, heads: int, capacity: int, head_dim: int, dtype: DTypeLike) -> Self:
-        """Returns an empty cache of `capacity` slots a row, rounded up to complete attention blocks."""
+        """Returns an empty cache of `capacity` slots per row, rounded up to complete attention blocks."""
         capacity = -(-capacity // BLOCK) * BLOCK
         shape = (layers, batch, heads, capacity, head_dim)
         return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros(batch, jnp.int32))
@@ -98,10 +100,10 @@ class KVCache:
         """The number of slots of each row."""
         return self.keys.shape[3]
 
-    def block(self, layer: int, start: Int[Array, "*b"], count: int) -> tuple[Array, Array]:
+    def block(self, layer: LayerNumber, start: Int[Array, "*b"], count: int) -> tuple[Array, Array]:
         """Reads a layer's keys and values in `count` slots of every row, `[b, g, count, d]` each.
 
-        `start` is one for all rows, or one a row.
+        `start` is one for all rows, or one per row.
         """
         return slots(self.keys, layer, start, count), slots(self.values, layer, start, count)
 
@@ -110,12 +112,12 @@ class KVCache:
         default: Callable[..., Array],
         queries: Float[Array, "b t g r d"],
         fresh: Any,
-        layer: int,
+        layer: LayerNumber,
         *,
         scale: float,
         window: int | None,
     ) -> Float[Array, "b t g r d"]:
-        """Computes `jaxspec.nn.attention.attend` over a layer: here by `default(queries, fresh, self)`."""
+        """Computes `jaxspec.nn.attention.attend` over a layer: here with `default(queries, fresh, self)`."""
         return default(queries, fresh, self)
 
     def rotate(
@@ -125,13 +127,13 @@ class KVCache:
         return rotate(queries, table), rotate(both[..., 0, :], table), both[..., 1, :]
 
     def fake_quant(self, x: Float[Array, "b t g d"]) -> Float[Array, "b t g d"]:
-        """Rounds fresh keys or values as the cache will: here not at all."""
+        """Rounds fresh keys or values like the cache: here not at all."""
         return x
 
     def append(self, entries: KVEntries) -> Self:
-        """Writes each row's entries at its own length.
+        """Writes each row's entries at its length.
 
-        The caller leaves room: a row needs `length + t <= capacity`.
+        The caller ensures `length + t <= capacity`.
         """
         return dataclasses.replace(
             self,
@@ -143,22 +145,22 @@ class KVCache:
     def write(
         self, buffer: Shaped[Array, "l b g s d"], fresh: Shaped[Array, "l b g t d"], start: Int[Array, "b"]
     ) -> Shaped[Array, "l b g s d"]:
-        """Writes each row's fresh slots into one of its buffers from `start` on."""
+        """Writes each row's fresh slots into a buffer of the cache from `start` on."""
         return write(buffer, fresh, start)
 
     def on(self, layout: Layout) -> Self:
-        """Returns the cache with the layout of its arrays on devices, for kernels of its own: here as it is."""
+        """Sets the layout of the arrays on devices, for the cache's kernels: here unused."""
         del layout
         return self
 
     def truncate(self, length: Int[Array, "b"]) -> Self:
-        """Rolls each row back to `length` tokens. Costs nothing: the slots beyond are now stale."""
+        """Rolls each row back to `length` tokens. Free: the slots beyond become stale."""
         return dataclasses.replace(self, length=length)
 
     def sinks_and_window(self, first: int, last: int, room: int) -> Self:
-        """Returns a small cache of each row's first and last tokens, with `room` for more behind them.
+        """Returns a small cache of each row's first and last tokens, with `room` for more after them.
 
-        Keys carry their position already. With `first=2, last=3, room=2`:
+        Keys already contain their position. With `first=2, last=3, room=2`:
 
             row 0   a b c d e f g h    ->   a b f g h . .    positions 0 1 5 6 7 8 9
             row 1   a b c . . . . .    ->   a b c . . . .    positions 0 1 2 3 4 5 6
@@ -188,10 +190,10 @@ def _pad_axis(x: Array, axis: int, count: int) -> Array:
     return jnp.pad(x, widths)
 
 
-def slots(buffer: Shaped[Array, "l b g s d"], layer: int, start: Int[Array, "*b"], count: int) -> Array:
+def slots(buffer: Shaped[Array, "l b g s d"], layer: LayerNumber, start: Int[Array, "*b"], count: int) -> Array:
     """Reads `count` slots of a layer, of every row, `[b, g, count, d]`."""
     if start.ndim:
-        # A CPU copies what it gathers from: there rows are read one after the other, or on a mesh a layer is copied.
+        # A CPU copies the source of a gather: there rows are read one by one, or on a mesh a layer is copied.
         cpu = functools.partial(_row_by_row if on_one_device() else _of_layer, layer=layer, count=count)
         default = functools.partial(_of_rows, layer=layer, count=count)
         return jax.lax.platform_dependent(buffer, start, cpu=cpu, default=default)
@@ -201,7 +203,7 @@ def slots(buffer: Shaped[Array, "l b g s d"], layer: int, start: Int[Array, "*b"
     return jax.lax.dynamic_slice(buffer, index, (1, batch, heads, count, width))[0]
 
 
-def _row_by_row(buffer: Array, start: Int[Array, "b"], *, layer: int, count: int) -> Array:
+def _row_by_row(buffer: Array, start: Int[Array, "b"], *, layer: LayerNumber, count: int) -> Array:
     _, batch, heads, _, width = buffer.shape
     first, zero = jnp.full((), layer, start.dtype), jnp.zeros((), start.dtype)
 
@@ -211,14 +213,14 @@ def _row_by_row(buffer: Array, start: Int[Array, "b"], *, layer: int, count: int
     return jax.lax.map(take, (jnp.arange(batch, dtype=start.dtype), start))
 
 
-def _of_layer(buffer: Array, start: Int[Array, "b"], *, layer: int, count: int) -> Array:
+def _of_layer(buffer: Array, start: Int[Array, "b"], *, layer: LayerNumber, count: int) -> Array:
     return _of_rows(buffer[layer : layer + 1], start, layer=0, count=count)
 
 
-def _of_rows(buffer: Array, start: Int[Array, "b"], *, layer: int, count: int) -> Array:
+def _of_rows(buffer: Array, start: Int[Array, "b"], *, layer: LayerNumber, count: int) -> Array:
     _, _, heads, _, width = buffer.shape
     first, zero = jnp.full((), layer, start.dtype), jnp.zeros((), start.dtype)
-    # By an axis of the gather's own batch, so that a device which holds some of the rows asks no other for them.
+    # By a batch axis of the gather, so that a device with some of the rows does not request the others.
     take = lambda row, at: jax.lax.dynamic_slice(row, (first, zero, at, zero), (1, heads, count, width))[0]  # noqa: E731
     return jax.vmap(take, in_axes=(1, 0))(buffer, start)
 
@@ -235,8 +237,8 @@ def write(
 def _write_tiles(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
     """Reads the tiles that hold the fresh slots, and writes complete tiles back.
 
-    For an update of one slot, of the cache or of such tiles, the compiler would lay the cache out in another way than
-    attention reads it, and copy all of it on every step: one slot is chosen among its tile's.
+    To update single slots, of the cache or of such tiles, the compiler would give the cache another layout than
+    attention reads, and copy all of it on every step. So slots are selected within their tiles.
     """
     capacity, count = buffer.shape[3], fresh.shape[3]
     window = min(-(-(count + _TILE - 1) // _TILE) * _TILE, capacity)
@@ -259,12 +261,12 @@ def _write_rows(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
 
 
 def _write_row_by_row(buffer: Array, fresh: Array, start: Int[Array, "b"]) -> Array:
-    # A CPU runs the scatter above as a copy of the whole buffer, and a GPU does of several rows; these are in place.
+    # A CPU runs the scatter above as a copy of the whole buffer, and so does a GPU for several rows; this is in place.
     zero = jnp.zeros((), start.dtype)
 
     def put(row: Array, buffer: Array) -> Array:
         new = jax.lax.dynamic_slice_in_dim(fresh, row, 1, axis=1)
         return jax.lax.dynamic_update_slice(buffer, new, (zero, row.astype(start.dtype), zero, start[row], zero))
 
-    # A few rows stand in the program one by one; of more it is a loop, so that its text does not grow with them.
+    # A few rows are unrolled; more are a loop, so that the program's size does not grow with them.
     return jax.lax.fori_loop(0, buffer.shape[1], put, buffer, unroll=min(_UNROLLED, buffer.shape[1]))

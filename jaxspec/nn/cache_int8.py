@@ -1,4 +1,4 @@
-"""Holds keys and values in int8, with one scale for each of their vectors."""
+"""Holds keys and values in int8, with one scale per vector."""
 
 import dataclasses
 from typing import Self
@@ -9,24 +9,24 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Int8
 
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.nn.cache import KVCache, KVEntries, slots
+from jaxspec.nn.cache import KVCache, KVEntries, LayerNumber, slots
 from jaxspec.ops.int8 import dequantize, quantize
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Int8KVCache(KVCache):
-    """Holds a `KVCache` in int8: a quarter of float32's bytes, half of bfloat16's, and 4 bytes a vector of `d`.
+    """Holds a `KVCache` in int8: a quarter of float32's bytes, half of bfloat16's, plus 4 bytes per vector of `d`.
 
-    A token's keys and values are rounded before anything attends to them, so its distribution is the same whether the
-    tokens before it were fed with it or stood in the cache: verification agrees with plain decoding of this model.
+    A token's keys and values are rounded before anything attends to them, so a distribution does not depend on whether
+    earlier tokens were fed along or cached: verification agrees with plain decoding of this model.
 
     Attributes:
-      keys: integers.
-      values: integers.
-      key_scale: of each slot's key.
-      value_scale: of each slot's value.
-      dtype: of the keys and values that are read from it.
+      keys: the keys as integers.
+      values: the values as integers.
+      key_scale: the scale of each slot's key.
+      value_scale: the scale of each slot's value.
+      dtype: the dtype of keys and values that are read from it.
 
     Example:
         >>> cache = jaxspec.quantize_cache(target).init_cache(batch=2, capacity=32)
@@ -43,13 +43,13 @@ class Int8KVCache(KVCache):
 
     @classmethod
     def empty(cls, *, layers: int, batch: int, heads: int, capacity: int, head_dim: int, dtype: DTypeLike) -> Self:
-        """Returns an empty cache, as `KVCache.empty`; `dtype` is that of the keys and values that are read from it."""
+        """Returns an empty cache, like `KVCache.empty`; `dtype` is that of keys and values read from it."""
         sizes = {"layers": layers, "batch": batch, "heads": heads, "capacity": capacity, "head_dim": head_dim}
         blank = KVCache.empty(**sizes, dtype=jnp.int8)
         scales = jnp.zeros((*blank.keys.shape[:-1], 1), jnp.float32)
         return cls(blank.keys, blank.values, blank.length, scales, scales, jnp.dtype(dtype))
 
-    def block(self, layer: int, start: Int[Array, "*b"], count: int) -> tuple[Array, Array]:
+    def block(self, layer: LayerNumber, start: Int[Array, "*b"], count: int) -> tuple[Array, Array]:
         """Reads a layer's keys and values in `count` slots of every row, `[b, g, count, d]` each, as `dtype`."""
         read = lambda whole, scale: dequantize(  # noqa: E731
             slots(whole, layer, start, count), slots(scale, layer, start, count)[..., 0]
@@ -61,7 +61,7 @@ class Int8KVCache(KVCache):
         return dequantize(*quantize(x)).astype(x.dtype)
 
     def append(self, entries: KVEntries) -> Self:
-        """Writes each row's entries at its own length; needs `length + t <= capacity`."""
+        """Writes each row's entries at its length; needs `length + t <= capacity`."""
         keys, key_scale = quantize(entries.keys)
         values, value_scale = quantize(entries.values)
         return dataclasses.replace(

@@ -1,7 +1,6 @@
-"""Holds keys and values as the native attention kernel reads them in place."""
+"""Holds keys and values in the layout that the native attention kernel reads in place."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from jax import Array
 from jaxtyping import Float
 
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.nn.cache import KVCache
+from jaxspec.nn.cache import KVCache, LayerNumber
 from jaxspec.ops.native.build import ATTENTION
 
 
@@ -29,7 +28,7 @@ class NativeKVCache(KVCache):
         default: Callable[..., Array],
         queries: Float[Array, "b t g r d"],
         fresh: Any,
-        layer: int,
+        layer: LayerNumber,
         *,
         scale: float,
         window: int | None,
@@ -37,32 +36,25 @@ class NativeKVCache(KVCache):
         """Computes `KVCache.attend` in one operation that copies nothing."""
         if queries.dtype != jnp.float32:
             return default(queries, fresh, self)
-        native = functools.partial(_native, layer=layer, scale=scale, window=window)
+
+        def native(queries, fresh, cache):
+            positions = jnp.zeros((0, 0), jnp.int32) if cache.positions is None else cache.positions
+            call = jax.ffi.ffi_call(
+                ATTENTION, jax.ShapeDtypeStruct(queries.shape, jnp.float32), vmap_method="sequential"
+            )
+            return call(
+                queries,
+                fresh.keys,
+                fresh.values,
+                fresh.positions,
+                fresh.seen,
+                cache.keys,
+                cache.values,
+                cache.length,
+                positions,
+                jnp.asarray(layer, jnp.int32),
+                window=np.int64(window or 0),
+                scale=np.float32(scale),
+            )
+
         return jax.lax.platform_dependent(queries, fresh, self, cpu=native, default=default)
-
-
-def _native(
-    queries: Float[Array, "b t g r d"],
-    fresh: Any,
-    cache: NativeKVCache,
-    *,
-    layer: int,
-    scale: float,
-    window: int | None,
-) -> Float[Array, "b t g r d"]:
-    positions = jnp.zeros((0, 0), jnp.int32) if cache.positions is None else cache.positions
-    call = jax.ffi.ffi_call(ATTENTION, jax.ShapeDtypeStruct(queries.shape, jnp.float32), vmap_method="sequential")
-    return call(
-        queries,
-        fresh.keys,
-        fresh.values,
-        fresh.positions,
-        fresh.seen,
-        cache.keys,
-        cache.values,
-        cache.length,
-        positions,
-        layer=np.int64(layer),
-        window=np.int64(window or 0),
-        scale=np.float32(scale),
-    )

@@ -1,4 +1,4 @@
-"""Holds keys and values as the kernels of TPUs and GPUs read them, and those of TPUs write; elsewhere as XLA does."""
+"""Holds keys and values that kernels read on TPUs and GPUs, and write on TPUs; elsewhere XLA does."""
 
 import dataclasses
 import functools
@@ -10,21 +10,21 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Shaped
 
-from jaxspec.core.kernels import Kernels, by_platform
+from jaxspec.core.compiler import by_platform
 from jaxspec.core.layout import Layout, Unsharded
+from jaxspec.core.model import Kernels
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn import cache as xla
 from jaxspec.nn.attention import Fresh, within
-from jaxspec.nn.cache import KVCache
-from jaxspec.nn.cache_by_slot import BySlotInt8KVCache, BySlotKVCache
+from jaxspec.nn.attention_by_slot import BySlotInt8KVCache, BySlotKVCache
+from jaxspec.nn.cache import KVCache, LayerNumber
 from jaxspec.nn.cache_int8 import Int8KVCache
 from jaxspec.nn.network import Network
 from jaxspec.ops.int8 import quantize
 from jaxspec.ops.pallas import attention, write
+from jaxspec.ops.pallas.attention import Slots
 from jaxspec.ops.rope import RopeTable
-from jaxspec.ops.slots import Slots
-from jaxspec.ops.triton import attention as triton
-from jaxspec.ops.triton import rotate
+from jaxspec.ops.triton import attention as triton, fused
 
 _Network = TypeVar("_Network", bound=Network)
 
@@ -32,16 +32,16 @@ _Network = TypeVar("_Network", bound=Network)
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Kernels(KVCache):
-    """Attends by kernels, and writes by a TPU's, on each device over its own rows and heads.
+    """Attends with kernels, and writes with a kernel on TPUs, on each device over its own rows and heads.
 
     Attributes:
-      layout: of its arrays on devices.
-      kernels: of products and norms, which passes that agree to the bit leave to XLA.
+      layout: the layout of its arrays on devices.
+      kernels: the kernels of products and norms; bit-exact passes use XLA.
     """
 
     layout: Layout = dataclasses.field(default=Unsharded(), kw_only=True, metadata={"static": True})
 
-    # Whether the nodes of a tree see their ancestors where plain decoding would find them.
+    # Whether the nodes of a tree see their ancestors at the slots of plain decoding.
     by_path: ClassVar[bool] = False
     kernels: ClassVar[Kernels] = "pallas"
 
@@ -53,7 +53,7 @@ class _Kernels(KVCache):
         default: Callable[..., Array],
         queries: Float[Array, "b t g r d"],
         fresh: Any,
-        layer: int,
+        layer: LayerNumber,
         *,
         scale: float,
         window: int | None,
@@ -78,11 +78,11 @@ class _Kernels(KVCache):
         return by_platform(kernels, super().rotate, queries, both, table)
 
     def _by_triton(self, queries: Float[Array, "b t g r d"]) -> bool:
-        """Returns whether a GPU's kernels take these heads, and these passes.
+        """Returns whether the GPU kernels support these heads and passes.
 
-        Passes by those kernels are not promised to agree to the bit: nobody has compared them on a GPU.
+        Their passes are not promised to agree to the bit: nobody has compared them on a GPU.
         """
-        # Without slots, as in training, a pass may be differentiated.
+        # Without slots, as in training, a pass must be differentiable.
         if self.by_path or self.positions is not None or self.capacity == 0:
             return False
         found = triton.addresses(self.keys.size, self.keys.dtype.itemsize, self.layout.devices)
@@ -97,16 +97,16 @@ class _Kernels(KVCache):
         return by_platform(kernels, xla.write, buffer, fresh, start)
 
     def slots(self) -> Slots:
-        """Returns the arrays that the kernel reads."""
+        """Returns the arrays for the kernel."""
         return Slots(self.keys, self.values)
 
     def fed(self, fresh: Fresh) -> Slots:
-        """Returns fed tokens as the cache holds them."""
+        """Returns fed tokens in the cache's format."""
         return Slots(jnp.swapaxes(fresh.keys, 1, 2), jnp.swapaxes(fresh.values, 1, 2))
 
 
 class _Int8Kernels(_Kernels, Int8KVCache):
-    """Attends to integers: a score, and a weight of a value, is multiplied by the scale of its slot."""
+    """Attends to integers: scores, and weights of values, are multiplied by their slots' scales."""
 
     def slots(self) -> Slots:
         return Slots(self.keys, self.values, self.key_scale[..., 0], self.value_scale[..., 0])
@@ -120,13 +120,13 @@ class _Int8Kernels(_Kernels, Int8KVCache):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PallasKVCache(_Kernels):
-    """Holds a `KVCache` that kernels attend to, and a TPU's write."""
+    """Holds a `KVCache` for Pallas kernels."""
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PallasInt8KVCache(_Int8Kernels):
-    """Holds an `Int8KVCache` that kernels attend to, and a TPU's write."""
+    """Holds an `Int8KVCache` for Pallas kernels."""
 
 
 @register_dataclass
@@ -147,7 +147,7 @@ class BySlotPallasInt8KVCache(_Int8Kernels, BySlotInt8KVCache):
     kernels: ClassVar[Kernels] = "xla"
 
 
-# By the type that XLA attends to.
+# The cache types for kernels, by the type for XLA.
 PALLAS: Mapping[type[KVCache], type[KVCache]] = MappingProxyType(
     {
         KVCache: PallasKVCache,
@@ -159,25 +159,26 @@ PALLAS: Mapping[type[KVCache], type[KVCache]] = MappingProxyType(
 
 
 def pallas_kernels(model: _Network) -> _Network:
-    """Returns a model whose caches are attended to by Pallas kernels on TPUs and GPUs; elsewhere nothing changes.
+    """Returns a model that attends to its caches with Pallas kernels on TPUs and GPUs; elsewhere nothing changes.
 
-    A TPU's write them too. Compiled for v5e, v6e, TPU7x, H100 and A100, and not run on any (`docs/benchmarks`).
+    On TPUs, kernels write the caches too. Compiled for v5e, v6e, TPU7x, H100 and A100, and not run on any
+    (`docs/benchmarks`).
 
     Args:
-      model: a `LanguageModel` or a head with caches; sharded before or after this.
+      model: a `LanguageModel` or a head with caches; may be sharded before or after this.
 
     Raises:
-      TypeError: its caches are of another kind.
+      TypeError: its caches are of another type.
 
     Example:
         >>> model = jaxspec.nn.pallas_kernels(target)
         >>> type(model.init_cache(batch=2, capacity=32)).__name__
         'PallasKVCache'
     """
-    has_cache = "cache_type" in {field.name for field in dataclasses.fields(model)}
-    if not has_cache or model.cache_type not in (*PALLAS, *PALLAS.values()):
+    own = model.cache_type if isinstance(model, Network) else None
+    if own not in (*PALLAS, *PALLAS.values()):
         names, kind = ", ".join(each.__name__ for each in PALLAS), type(model).__name__
-        found = f"one of {model.cache_type.__name__}" if has_cache else f"a {kind}, which has none"
+        found = f"one of {own.__name__}" if isinstance(own, type) else f"a {kind}, which has none"
         raise TypeError(f"pallas_kernels takes a model with caches of {names}, got {found}")
     return dataclasses.replace(model, cache_type=PALLAS.get(model.cache_type, model.cache_type))
 
@@ -199,26 +200,12 @@ def _attend(
     else:
         seen = seen & within(positions, fresh.positions, window)
         places = jnp.where(seen, jnp.arange(seen.shape[2], dtype=jnp.int32), -1)
-    oldest = _oldest(positions, window)
-    fed = cache.fed(fresh)
 
-    def on_device(queries, places, length, *rest):
-        own, parts = (rest[0], rest[1:]) if oldest else (None, rest)
-        half = len(parts) // 2
-        return attention.attend(
-            queries,
-            Slots(*parts[:half]),
-            places,
-            own,
-            Slots(*parts[half:]),
-            length,
-            layer=layer,
-            scale=scale,
-            by_path=by_path,
-            interpret=interpret,
-        )
+    def on_device(queries, places, length, own, fed, held):
+        options = {"layer": layer, "scale": scale, "by_path": by_path, "interpret": interpret}
+        return attention.attend(queries, fed, places, own, held, length, **options)
 
-    return _on_each_device(on_device, cache, fed, (queries, places), oldest)
+    return _on_each_device(on_device, cache, cache.fed(fresh), (queries, places), _oldest(positions, window))
 
 
 def _attend_by_triton(
@@ -233,16 +220,12 @@ def _attend_by_triton(
 ) -> Float[Array, "b t g r d"]:
     positions = fresh.positions[:, -queries.shape[1] :]
     seen = fresh.seen & within(positions, fresh.positions, window)
-    oldest = _oldest(positions, window)
 
-    def on_device(queries, seen, length, *rest):
-        own, parts = (rest[0], rest[1:]) if oldest else (None, rest)
-        half = len(parts) // 2
-        fed, held = Slots(*parts[:half]), Slots(*parts[half:])
+    def on_device(queries, seen, length, own, fed, held):
         found = triton.attend(queries, fed, seen, own, held, length, layer=layer, scale=scale, interpret=interpret)
         return found.astype(queries.dtype)
 
-    return _on_each_device(on_device, cache, cache.fed(fresh), (queries, seen), oldest)
+    return _on_each_device(on_device, cache, cache.fed(fresh), (queries, seen), _oldest(positions, window))
 
 
 def _rotate(
@@ -254,7 +237,7 @@ def _rotate(
     interpret: bool = False,
 ) -> tuple[Array, Array, Array]:
     def on_device(queries, both, *table):
-        queries, keys, values = rotate.rotate(queries, both, table, interpret=interpret)
+        queries, keys, values = fused.rotate(queries, both, table, interpret=interpret)
         return queries, keys[..., None, :], values[..., None, :]
 
     heads, tables = ("batch", None, "kv_heads"), [("batch", None, None)] * 2
@@ -264,21 +247,27 @@ def _rotate(
 
 
 def _oldest(positions: Int[Array, "b t"], window: int | None) -> list[Array]:
-    """Returns the first slot that each query sees, unless it is the first of all."""
+    """Returns the first slot that each query sees; nothing without a window."""
     return [] if window is None else [positions - (window - 1)]
 
 
 def _on_each_device(
     on_device: Callable[..., Array], cache: _Kernels, fed: Slots, asked: tuple[Array, Array], oldest: list[Array]
 ) -> Float[Array, "b t g r d"]:
-    """Calls a kernel on each device with its rows and heads: of queries, what they see, and keys and values."""
+    """Calls a kernel on each device with its rows and heads of queries, masks, keys and values."""
     held = cache.slots()
+
+    def of_parts(queries, seen, length, *rest):
+        own, parts = (rest[0], rest[1:]) if oldest else (None, rest)
+        half = len(parts) // 2
+        return on_device(queries, seen, length, own, Slots(*parts[:half]), Slots(*parts[half:]))
+
     vectors = lambda x: ("batch", "kv_heads", *(None,) * (x.ndim - 2))  # noqa: E731
     arguments = (*asked, cache.length, *oldest, *fed.parts(), *held.parts())
     axes = [("batch", None, "kv_heads", "queries", None), ("batch", None, None), ("batch",)]
     axes += [("batch", None)] * len(oldest) + [vectors(x) for x in fed.parts()]
     axes += [(None, *vectors(x)[:-1]) for x in held.parts()]
-    return cache.layout.on_each(on_device, arguments, tuple(axes), like=0)
+    return cache.layout.on_each(of_parts, arguments, tuple(axes), like=0)
 
 
 def _write(layout: Layout, buffer: Array, fresh: Array, start: Array, *, interpret: bool = False) -> Array:

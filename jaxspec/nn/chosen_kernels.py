@@ -1,4 +1,4 @@
-"""Chooses what attends to caches and writes them on the accelerator at hand."""
+"""Chooses the kernels that read and write caches on the available accelerator."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from jaxspec.core.kernels import Kernels
+from jaxspec.core.model import CacheKernels, Model
 from jaxspec.nn.cache import KVCache
 from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.cache_pallas import PALLAS
@@ -17,19 +17,19 @@ from jaxspec.ops.triton import attention
 
 _Network = TypeVar("_Network", bound=Network)
 
-# Kinds of devices that run Triton's kernels, where XLA's attention has the host wait twice in each layer.
+# Devices that run Triton's kernels; there, the host waits twice per layer for XLA's attention.
 _GPUS, _AMPERE = "NVIDIA", 8.0
-# Kinds of devices where the compiled plain step takes no longer by Pallas kernels, at either end of its bracket,
-# but for 1 % at a v6e's low one (`docs/benchmarks/tpu.md`).
+# Devices where the compiled plain step takes no longer with Pallas kernels, at either end of its bracket, except for 1
+# % at a v6e's low end (`docs/benchmarks/tpu.md`).
 PALLAS_DEVICES = ("TPU v5 lite", "TPU v6 lite", "TPU7x")
-# A kernel reads heads in tiles of so many numbers: of smaller ones it would read padding.
+# A kernel reads heads in tiles of this size; smaller heads would be padded.
 _TILE = 128
 _XLA: Mapping[type[KVCache], type[KVCache]] = MappingProxyType({kernels: xla for xla, kernels in PALLAS.items()})
 _PLAIN: Mapping[type[KVCache], type[KVCache]] = MappingProxyType({slots: plain for plain, slots in BY_SLOT.items()})
 
 
-def kernels_for(kind: str, head_dim: int) -> Kernels:
-    """Returns the default for caches of heads of this size on a device of this `device_kind`.
+def kernels_for(kind: str, head_dim: int) -> CacheKernels:
+    """Returns the default kernels for caches with heads of this size on a device of this `device_kind`.
 
     Example:
         >>> from jaxspec.nn.chosen_kernels import kernels_for
@@ -42,19 +42,19 @@ def kernels_for(kind: str, head_dim: int) -> Kernels:
     return "pallas" if fits else "xla"
 
 
-def _default(head_dim: int) -> Kernels:
+def _default(head_dim: int) -> CacheKernels:
     device = jax.devices()[0]
-    # Triton is for GPUs from Ampere on.
+    # Triton needs at least Ampere.
     old = float(getattr(device, "compute_capability", _AMPERE)) < _AMPERE
     return "xla" if old else kernels_for(device.device_kind, head_dim)
 
 
-def with_kernels(model: _Network, kernels: Kernels | None = None) -> _Network:
-    """Returns a model whose cache the kernels that are asked for attend to and write.
+def with_kernels(model: _Network, kernels: CacheKernels | None = None) -> _Network:
+    """Returns a model with these kernels for its cache.
 
     Args:
       model: a model with a cache.
-      kernels: `None` is the default of the first device; a native cache stays.
+      kernels: the kernels; `None` is the default of the first device. A native cache stays.
     """
     found = plain = _PLAIN.get(model.cache_type, model.cache_type)
     if kernels is not None:
@@ -64,10 +64,9 @@ def with_kernels(model: _Network, kernels: Kernels | None = None) -> _Network:
     return dataclasses.replace(model, cache_type=found if plain is model.cache_type else BY_SLOT[found])
 
 
-def kernels_like(target: Any, draft: _Network) -> _Network:
-    """Returns a draft model or a head with Pallas kernels where its target has them, and without where it has not."""
-    theirs: Any = getattr(target, "cache_type", None)
+def kernels_like(target: Model, draft: _Network) -> _Network:
+    """Gives a draft model or head Pallas kernels if its target has them, and removes them if not."""
+    theirs: Any = target.traits.cache_type
     kinds = PALLAS if _PLAIN.get(theirs, theirs) in _XLA else _XLA
-    # Of a head without caches, such as Medusa's, the attribute is its class's.
-    own: Any = draft.cache_type if "cache_type" in getattr(draft, "__dataclass_fields__", ()) else None
+    own: Any = draft.cache_type if isinstance(draft, Network) else None
     return dataclasses.replace(draft, cache_type=kinds[own]) if own in kinds else draft

@@ -1,49 +1,28 @@
-"""Defines the configuration of a decoder: the one class that every model family is read into."""
+"""Defines the configuration of a decoder, one class for all model families."""
 
 import dataclasses
-from typing import Literal, Protocol, runtime_checkable
+import math
+from typing import Literal
 
+from jaxspec.core import validate
+from jaxspec.nn.cache_by_kind import Kinds
+from jaxspec.nn.layers import AttentionSpec, FeedForwardSpec, LayerSpec
+from jaxspec.nn.norm import NormSpec
 from jaxspec.ops.rope import Rope
 
-
-@runtime_checkable
-class NormConfig(Protocol):
-    """Specifies the part of a configuration that norms read."""
-
-    @property
-    def norm(self) -> Literal["rms", "layer"]: ...
-
-    @property
-    def norm_eps(self) -> float: ...
-
-
-@runtime_checkable
-class MLPConfig(Protocol):
-    """Specifies the part of a configuration that feed-forward blocks read."""
-
-    @property
-    def width(self) -> int: ...
-
-    @property
-    def mlp_width(self) -> int: ...
-
-    @property
-    def activation(self) -> str: ...
-
-    @property
-    def gated_mlp(self) -> bool: ...
-
-    @property
-    def mlp_bias(self) -> bool: ...
+_SIZES = ("vocab_size", "num_layers", "width", "num_heads", "num_kv_heads", "head_dim", "mlp_width", "context_length")
+_FLAGS = ("gated_mlp", "qkv_bias", "output_bias", "mlp_bias", "query_key_norm", "post_norms", "tied_head")
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """Sets the hyperparameters of a decoder-only transformer.
+    """Holds the hyperparameters of a decoder-only transformer.
 
-    Sizes count elements. `windows[i]` is the number of positions back that layer `i` may attend, itself
-    included (`None`: all); `ropes[i]` is its rotary embedding (`None`: learned absolute
-    positions, of which there are `context_length`).
+    Sizes count elements. `windows[i]` is the number of positions that layer `i` attends to, the token's own included
+    (`None`: all). `ropes[i]` is its rotary embedding (`None`: `context_length` learned absolute positions).
+
+    Raises:
+      TypeError, ValueError: a field has the wrong type or is out of range, or fields do not fit each other.
 
     Example:
         >>> config = target.module.config
@@ -75,6 +54,14 @@ class TransformerConfig:
     attention_scale: float | None = None
 
     def __post_init__(self):
+        owner, scales = "TransformerConfig", {"embedding_scale": self.embedding_scale}
+        scales |= {} if self.attention_scale is None else {"attention_scale": self.attention_scale}
+        validate.counts(owner, **{name: getattr(self, name) for name in _SIZES})
+        validate.in_range(owner, norm_eps=(self.norm_eps, 0, 1), **{k: (x, 0, math.inf) for k, x in scales.items()})
+        for name in _FLAGS:
+            validate.flag(name, getattr(self, name))
+        for name in ("ropes", "windows"):
+            validate.instance(name, getattr(self, name), tuple, "pass one entry per layer")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and {self.num_kv_heads}"
@@ -82,7 +69,7 @@ class TransformerConfig:
         for name in ("ropes", "windows"):
             if len(getattr(self, name)) != self.num_layers:
                 raise ValueError(
-                    f"{name} must have one entry a layer, got {len(getattr(self, name))} for {self.num_layers} layers"
+                    f"{name} must have one entry per layer, got {len(getattr(self, name))} for {self.num_layers} layers"
                 )
 
     @property
@@ -104,3 +91,48 @@ class TransformerConfig:
     def score_scale(self) -> float:
         """The factor of query-key products before the softmax."""
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """The specification of each layer."""
+        norm = NormSpec(self.norm, self.norm_eps)
+        feed_forward = FeedForwardSpec(self.width, self.mlp_width, self.activation, self.gated_mlp, self.mlp_bias)
+        each = zip(self.ropes, self.windows, strict=True)
+        return tuple(
+            LayerSpec(self._attention(norm, rope, window), feed_forward, norm, self.post_norms) for rope, window in each
+        )
+
+    def _attention(self, norm: NormSpec, rope: Rope | None, window: int | None) -> AttentionSpec:
+        return AttentionSpec(
+            self.width,
+            self.num_kv_heads,
+            self.queries_per_kv_head,
+            self.head_dim,
+            self.score_scale,
+            rope,
+            window,
+            norm,
+            qkv_bias=self.qkv_bias,
+            output_bias=self.output_bias,
+            query_key_norm=self.query_key_norm,
+        )
+
+    @property
+    def kinds(self) -> Kinds:
+        """The caches that layers share."""
+        return Kinds(spec.mixer.cache for spec in self.layers)
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallerHeadConfig(TransformerConfig):
+    """Holds the hyperparameters of a decoder whose output head has fewer rows than its embedding.
+
+    Attributes:
+      rows: the number of rows of the head.
+    """
+
+    rows: int = dataclasses.field(kw_only=True)
+
+    @property
+    def head_size(self) -> int:
+        return self.rows

@@ -1,8 +1,8 @@
 """Converts a model's weights and caches: to int8 and int4, and to the native CPU kernels.
 
-A model with quantized weights or caches is another target: what is lossless is lossless relative to it, and drafters
-trained for the first one guess almost as well for the second. Other weight formats (`jaxspec.ops.formats`) are reached
-by `pack_weights`.
+A model with quantized weights or caches is a different target: lossless means lossless relative to it, and drafters
+trained for the original guess almost as well for it. `pack_weights` converts to other weight formats
+(`jaxspec.ops.formats`).
 """
 
 import collections
@@ -18,24 +18,24 @@ from jax import Array
 from jax.core import Tracer
 from jax.typing import DTypeLike
 
+from jaxspec.core import validate
 from jaxspec.core.layout import Unsharded
 from jaxspec.nn.cache import KVCache
 from jaxspec.nn.cache_int8 import Int8KVCache
 from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.chosen_kernels import kernels_like, with_kernels
-from jaxspec.nn.exact_passes import BY_SLOT, is_by_row
+from jaxspec.nn.exact_passes import BY_SLOT, is_by_token
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.nn.network import Network, packed_weights
+from jaxspec.nn.layers import PRODUCTS
+from jaxspec.nn.network import Network, kind_of, packed_weights
 from jaxspec.nn.transformer import Transformer
-from jaxspec.nn.weight import PRODUCTS
-from jaxspec.ops.formats import FORMATS
-from jaxspec.ops.grouped import GroupedWeight
+from jaxspec.ops.formats import FORMATS, GROUPED_FORMAT
 from jaxspec.ops.native.build import NoCompilerError, register
 from jaxspec.ops.packed import PackedWeight, is_packed
 
 _Network = TypeVar("_Network", bound=Network)
 
-# The formats that native kernels multiply by, by the dtype that weights are held in.
+# The weight formats of native kernels, by the dtype of the weights.
 _NATIVE: Mapping[jnp.dtype, str] = MappingProxyType(
     {
         jnp.dtype(jnp.float32): "native",
@@ -51,10 +51,10 @@ def pack_weights(model: _Network, pack: Callable[[Array], PackedWeight]) -> _Net
 
     Args:
       model: a `LanguageModel` of a `jaxspec.nn.Transformer`, or a head, with plain float weights.
-      pack: converts one weight `[*out, in]`: `pack` of a class in `jaxspec.ops.FORMATS`, or of your own.
+      pack: converts one weight `[*out, in]`: the `pack` of a class in `jaxspec.ops.FORMATS`, or a custom one.
 
     Raises:
-      TypeError: the model is of another kind, or its weights are packed already.
+      TypeError: the model is of another kind, or its weights are already packed.
 
     Example:
         >>> small = jaxspec.nn.pack_weights(target, jaxspec.ops.FORMATS["int8"].pack)
@@ -62,6 +62,7 @@ def pack_weights(model: _Network, pack: Callable[[Array], PackedWeight]) -> _Net
         dtype('int8')
     """
     _check(model, "pack_weights")
+    validate.takes("pack", pack, "weight")
     if packed := packed_weights(model):
         kind = type(packed[0]).__name__
         raise TypeError(f"a model is packed once, from plain weights, got {kind}; load it with weights='dequantized'")
@@ -70,21 +71,21 @@ def pack_weights(model: _Network, pack: Callable[[Array], PackedWeight]) -> _Net
 
 
 def quantize_weights(model: LanguageModel, *, bits: int = 8, group: int | None = None) -> LanguageModel:
-    """Returns the model with int8 or int4 weights, with a scale for each output or for each group of its inputs.
+    """Returns the model with int8 or int4 weights, with a scale for each output or each group of its inputs.
 
-    Kernels, the embedding and the output head are rounded. Activations keep the model's dtype. Works on a model that
-    is split over a mesh: each device rounds its own part where an output lies on one device, and the largest of an
-    output's weights is found across devices where it does not.
+    Kernels, the embedding and the output head are rounded. Activations keep the model's dtype. The model may be split
+    over a mesh: each device rounds the outputs that it holds completely; for others, devices find the largest weight
+    together.
 
     Args:
       model: a `LanguageModel` of a `jaxspec.nn.Transformer`, with float weights.
       bits: 8 or 4.
-      group: how many neighboring inputs share a scale; `None` is all of an output's. 4 bits want a group, of 128 where
-        the model runs on a TPU, whose products are that deep at least.
+      group: the number of adjacent inputs that share a scale; `None` is all inputs of an output. 4 bits need groups, of
+        128 on a TPU, whose products are at least that deep.
 
     Raises:
-      TypeError: the model is of another kind, or its weights are packed already.
-      ValueError: `bits` is another number, or `group` does not divide the inputs of a weight.
+      TypeError: the model is of another kind, or its weights are already packed.
+      ValueError: `bits` is neither, or `group` does not divide the inputs of a weight.
 
     Example:
         >>> small = jaxspec.quantize_weights(target)
@@ -94,34 +95,36 @@ def quantize_weights(model: LanguageModel, *, bits: int = 8, group: int | None =
         dtype(int4)
     """
     _check(model, "quantize_weights", heads=False)
-    if bits not in (8, 4):
-        raise ValueError(f"bits must be 8 or 4, got {bits!r}")
+    if type(bits) is not int or bits not in (8, 4):
+        raise ValueError(f"bits must be 8 or 4, got {validate.shown(bits)}")
     if group is not None:
         _check_group(model, group)
     elif bits == 8:
         return pack_weights(model, FORMATS["int8"].pack)
     dtype = jnp.int8 if bits == 8 else jnp.int4
-    return pack_weights(model, functools.partial(GroupedWeight.pack, dtype=dtype, group=group))
+    return pack_weights(model, functools.partial(GROUPED_FORMAT.pack, dtype=dtype, group=group))
 
 
 def _check_group(model: LanguageModel, group: int) -> None:
     """Raises `ValueError` unless a group divides the inputs of all products."""
     if type(group) is not int or group < 1:
-        raise ValueError(f"group must be a positive integer, or None for one scale an output, got {group!r}")
+        raise ValueError(
+            f"group must be a positive integer, or None for one scale per output, got {validate.shown(group)}"
+        )
     for path, x in jax.tree.leaves_with_path(model.params, is_leaf=is_packed):
         if _is_product(path) and x.shape[-1] % group:
             name = "/".join(key.key for key in path)
             raise ValueError(
                 f"group must divide the inputs of each weight, got {group} for the {x.shape[-1]} of {name}; pass a "
-                "divisor of all of them, or None for one scale an output"
+                "divisor of all of them, or None for one scale per output"
             )
 
 
 def quantize_cache(model: LanguageModel) -> LanguageModel:
-    """Returns the model with caches of int8 keys and values, one scale for each vector (`Int8KVCache`).
+    """Returns the model with caches of int8 keys and values, one scale per vector (`Int8KVCache`).
 
     Keys and values are rounded before anything attends to them, so speculative and plain decoding agree exactly, up to
-    rounding in bfloat16. Where native kernels multiply they agree to the bit: the cache is attended to slot by slot.
+    rounding in bfloat16. With native kernels they agree to the bit, since attention is by slot.
 
     Args:
       model: a `LanguageModel` of a `jaxspec.nn.Transformer`.
@@ -134,30 +137,30 @@ def quantize_cache(model: LanguageModel) -> LanguageModel:
         dtype('int8')
     """
     _check(model, "quantize_cache", heads=False)
-    if is_by_row(model):
+    if is_by_token(model):
         return dataclasses.replace(model, cache_type=BY_SLOT[Int8KVCache])
     found = kernels_like(model, dataclasses.replace(model, cache_type=Int8KVCache))
-    return found if model.rows is None else found.bit_exact()
+    return found if model.pass_tokens is None else found.bit_exact()
 
 
 def native_kernels(model: _Network, *, weights: DTypeLike | None = None) -> _Network:
-    """Returns the model with native CPU kernels, which read every weight once for up to some ten rows.
+    """Returns the model with native CPU kernels, which read every weight once for passes of up to about ten tokens.
 
-    XLA takes almost twice as long for five tokens as for one; these take a tenth longer. Those of a release wheel are
-    used where they are as good as the processor; else they are compiled for the machine when they are first asked for,
-    which takes a C++ compiler and five seconds, and later ones load what is kept.
+    XLA takes almost twice as long for five tokens as for one; these take a tenth longer. The kernels of a release wheel
+    are used if they exploit the processor fully. Otherwise they are compiled for the machine on first use, which needs
+    a C++ compiler and five seconds, and kept.
 
     Args:
       model: a float32 `LanguageModel` of a `jaxspec.nn.Transformer`, or a head from `jaxspec.load_head`, on one device.
-      weights: their dtype; activations and sums are float32. `None` is bfloat16 where that holds all of them
-        exactly, as it does those of most published models: the same numbers by half the bytes; else float32. With
-        bfloat16, weights that are not bfloat16 numbers already are rounded, which makes another model of them; with
-        int8 and int4 all are, in blocks of 32 (`StoredWeight.pack`), and activations in products too. A draft may be
-        another model: the target's distribution does not depend on it.
+      weights: the dtype of the weights; activations and sums are float32. `None` is bfloat16 if that represents all
+        weights exactly, as in most published models, with half the bytes; else float32. With bfloat16, other weights
+        are rounded, which makes a different model. With int8 and int4 all are rounded, in blocks of 32
+        (`StoredWeight.pack`), and activations in products too. A draft may be a different model: the target's
+        distribution does not depend on it.
 
     Raises:
-      TypeError: the model is of another kind or dtype, is split over a mesh, or its weights are packed already.
-      ValueError: `weights` is another dtype.
+      TypeError: the model is of another kind or dtype, is split over a mesh, or its weights are already packed.
+      ValueError: `weights` is an unsupported dtype.
       jaxspec.ops.native.build.NoCompilerError: there is no C++ compiler, or it failed, and no prebuilt kernels.
       OSError: the cache folder cannot be written, or no space is left.
 
@@ -174,9 +177,8 @@ def native_kernels(model: _Network, *, weights: DTypeLike | None = None) -> _Net
         raise TypeError(f"native_kernels takes a float32 model, got {dtype}; pass dtype='float32' to load")
     if not isinstance(model.placement, Unsharded):
         raise TypeError("native_kernels takes a model on one device, got one that is split over a mesh")
-    if weights is not None and jnp.dtype(weights) not in _NATIVE:
-        names = ", ".join(map(str, _NATIVE))
-        raise ValueError(f"weights must be one of {names}, got {jnp.dtype(weights)}")
+    if weights is not None:
+        weights = validate.dtype_of("weights", weights, [dtype.name for dtype in _NATIVE])
     register()
     if weights is None:
         weights = jnp.bfloat16 if _are_bfloat16(model.params) else jnp.float32
@@ -185,7 +187,7 @@ def native_kernels(model: _Network, *, weights: DTypeLike | None = None) -> _Net
 
 
 def native_if_possible(model: _Network, *, weights: DTypeLike | None = None) -> _Network:
-    """Returns `native_kernels(...)` on one CPU device, in float32, if they can be had; else the model itself."""
+    """Returns `native_kernels(...)` on one CPU device, in float32, if they are available; else the model itself."""
     plain = _is_known(model) and isinstance(model.placement, Unsharded) and not packed_weights(model)
     if jax.default_backend() != "cpu" or not plain or jnp.dtype(model.module.dtype) != jnp.float32:
         return model
@@ -196,15 +198,15 @@ def native_if_possible(model: _Network, *, weights: DTypeLike | None = None) -> 
 
 
 def weights_like(target: Any) -> Literal["dequantized"] | None:
-    """Returns how `load` must hold the weights of a draft model: as they are stored only where the target's are."""
+    """Returns `load`'s `weights` for a draft model: in the stored format only if the target's are."""
     plain = isinstance(target, LanguageModel) and not kernels_of(target).startswith("stored")
     return "dequantized" if plain else None
 
 
 def native_like(target: Any, draft: _Network) -> _Network:
-    """Uses the target's matmul kernels for `draft`, a model or head, with weights rounded.
+    """Uses the target's matmul kernels for `draft`, a model or head, with rounded weights.
 
-    Beside native kernels to bfloat16; beside weights as a file stores them to int8, with a scale for each 32.
+    With native kernels, rounds to bfloat16; with weights in a file's format, to int8 with a scale for each 32.
     """
     if not isinstance(target, LanguageModel):
         return draft
@@ -218,11 +220,10 @@ def native_like(target: Any, draft: _Network) -> _Network:
 
 
 def _with_native_cache(model: _Network) -> _Network:
-    has_cache = "cache_type" in {field.name for field in dataclasses.fields(model)} and model.cache_type is KVCache
-    return dataclasses.replace(model, cache_type=NativeKVCache) if has_cache else model
+    return dataclasses.replace(model, cache_type=NativeKVCache) if model.cache_type is KVCache else model
 
 
-# By name, for commands.
+# The conversions by name, for commands.
 KERNELS: Mapping[str, Callable[[LanguageModel], LanguageModel]] = MappingProxyType(
     {
         "auto": native_if_possible,
@@ -237,12 +238,12 @@ KERNELS: Mapping[str, Callable[[LanguageModel], LanguageModel]] = MappingProxyTy
 
 
 def weights_for(kernels: str) -> Literal["stored", "dequantized"] | None:
-    """Returns how `load` must hold the weights that these kernels of `KERNELS` multiply by."""
+    """Returns `load`'s `weights` for these kernels of `KERNELS`."""
     return {"auto": None, "stored": "stored"}.get(kernels, "dequantized")
 
 
 def kernels_of(model: Network) -> str:
-    """Returns the name of a model's matmul kernels: "xla", or those of the format of most of its bytes."""
+    """Returns the name of a model's matmul kernels: "xla", or that of the format with most of its bytes."""
     sizes = collections.Counter[str]()
     for weight in packed_weights(model):
         sizes[weight.kernels] += weight.nbytes
@@ -251,24 +252,23 @@ def kernels_of(model: Network) -> str:
 
 def _check(model: object, name: str, *, heads: bool = True) -> None:
     if not _is_known(model) or not (heads or isinstance(model, LanguageModel)):
-        kind, or_head = type(getattr(model, "module", model)).__name__, ", or a head" if heads else ""
+        kind, or_head = kind_of(model), ", or a head" if heads else ""
         raise TypeError(f"{name} takes a LanguageModel of a jaxspec.nn.Transformer{or_head}, got {kind}")
 
 
 def _is_known(model: object) -> bool:
-    """Returns whether a model's products are those of this package: a head's all are."""
+    """Returns whether this package computes a model's products; it does for every head."""
     if isinstance(model, LanguageModel):
         return isinstance(model.module, Transformer)
     return isinstance(model, Network)
 
 
 def _is_product(path: tuple[Any, ...]) -> bool:
-    """Returns whether the parameter at a pytree path is a kernel, an embedding or an output head."""
     return path[-1].key in PRODUCTS
 
 
 def _are_bfloat16(params: Any) -> bool:
-    """Returns whether rounding to bfloat16 would change no weight of a product, as far as they are known."""
+    """Returns whether rounding to bfloat16 is exact for all weights of products, as far as they are known."""
     weights = [x for path, x in jax.tree.leaves_with_path(params, is_leaf=is_packed) if _is_product(path)]
     known = not any(isinstance(x, PackedWeight | Tracer) for x in weights)
     return known and all(bool(jnp.all(x.astype(jnp.bfloat16).astype(x.dtype) == x)) for x in weights)

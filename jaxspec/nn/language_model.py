@@ -2,45 +2,57 @@
 
 import contextlib
 import dataclasses
+import functools
 from typing import Any, Self
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int32
 
-from jaxspec.core.kernels import kernels_of
+from jaxspec.core.compiler import kernels_of
 from jaxspec.core.layout import Layout, Unsharded
-from jaxspec.core.model import CHUNK, ModelOutput
+from jaxspec.core.model import ModelOutput, ModelTraits
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.nn import partial as passes
 from jaxspec.nn.cache import KVCache, KVEntries
-from jaxspec.nn.exact_passes import bit_exact
-from jaxspec.nn.fixed_rows import fill, first
-from jaxspec.nn.network import Network, packed_weights
+from jaxspec.nn.cache_by_kind import LayerCache
+from jaxspec.nn.config import SmallerHeadConfig, TransformerConfig
+from jaxspec.nn.exact_passes import bit_exact, fill, first, is_by_token
+from jaxspec.nn.network import Network, kind_of, packed_weights
 from jaxspec.nn.norm import Norm
-from jaxspec.nn.partial import Partial
-from jaxspec.nn.transformer import Transformer, embed
+from jaxspec.nn.transformer import (
+    Partial,
+    Transformer,
+    embed,
+    exit_logits,
+    first_input,
+    positions_of,
+    run,
+    with_params,
+)
 from jaxspec.ops.packed import PackedWeight
 
-# Passes of native kernels over stored weights take as long for each token from here on.
+# From this size on, native kernels over stored weights take constant time per token.
 _STORED_CHUNK = 32
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LanguageModel(Network):
-    """Makes a `Model` of a Flax Linen decoder and its parameters.
+    """Makes a `Model` from a Flax Linen decoder and its parameters.
 
     Attributes:
-      module: the static module: a `jaxspec.nn.Transformer`, or any Linen module with the same
-        call signature whose `config` has the same fields. Only the former stops between layers (`begin`).
+      module: the static module: a `jaxspec.nn.Transformer`, or any Linen module with the same call signature whose
+        `config` is a `TransformerConfig`. Only the former can stop between layers (`begin`).
       params: its `params` collection.
-      tokenizer: the `jaxspec.Tokenizer` of its vocabulary, where there is one.
+      tokenizer: the `jaxspec.Tokenizer` of its vocabulary, or `None`.
       placement: the layout of its caches and logits on devices (`jaxspec.core.Layout`); `jaxspec.shard` sets it.
       cache_type: the class of its caches: `KVCache`, `Int8KVCache` (`jaxspec.quantize_cache` sets it), or
         `NativeKVCache` (`jaxspec.native_kernels`).
-      rows: how many tokens a pass is filled up to, whose bits then do not depend on how many are fed (`bit_exact`).
+      pass_tokens: the number of tokens that passes are padded to, so that bits do not depend on the number of fed
+        tokens (`bit_exact`).
 
     Example:
         >>> model = jaxspec.LanguageModel(target.module, target.params)
@@ -55,7 +67,7 @@ class LanguageModel(Network):
     tokenizer: Any = dataclasses.field(default=None, metadata={"static": True})
     placement: Layout = dataclasses.field(default=Unsharded(), metadata={"static": True})
     cache_type: type[KVCache] = dataclasses.field(default=KVCache, metadata={"static": True})
-    rows: int | None = dataclasses.field(default=None, metadata={"static": True})
+    pass_tokens: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def vocab_size(self) -> int:
@@ -71,47 +83,66 @@ class LanguageModel(Network):
         return jnp.dtype(self.module.dtype)
 
     @property
-    def prompt_chunk(self) -> int:
-        """How many tokens of a prompt a pass is fed: fewer where stored weights are multiplied by native kernels."""
+    def traits(self) -> ModelTraits:
+        return self._traits
+
+    # Cached per model: it inspects all weights.
+    @functools.cached_property
+    def _traits(self) -> ModelTraits:
         stored = any(weight.kernels.startswith("stored") for weight in packed_weights(self))
-        return _STORED_CHUNK if stored else CHUNK
+        config, mixers = self.module.config, [spec.mixer for spec in self.module.config.layers]
+        rewinds = all(mixer.rewinds for mixer in mixers)
+        return ModelTraits(
+            placement=self.placement,
+            takes_trees=all(mixer.takes_trees for mixer in mixers),
+            rewinds=rewinds,
+            prompt_chunk=_STORED_CHUNK if stored else ModelTraits.prompt_chunk,
+            pass_tokens=self.pass_tokens,
+            resumes=isinstance(self.module, Transformer) and rewinds and config.kinds.is_one,
+            kernels="native" if is_by_token(self) else self.cache_type.kernels,
+            cache_type=self.cache_type,
+            hidden_sizes=(config.num_layers, config.width),
+            tokenizer=self.tokenizer,
+        )
 
-    @property
-    def hidden_sizes(self) -> tuple[int, int]:
-        """The number of layers, and the width of the states that enter them."""
-        return self.module.config.num_layers, self.module.config.width
-
-    def init_cache(self, batch: int, capacity: int) -> KVCache:
-        return self.empty_cache(self.module.config.num_layers, batch, capacity)
+    def init_cache(self, batch: int, capacity: int) -> LayerCache:
+        return self.empty_cache(self.module.config.kinds, batch, capacity)
 
     def __call__(
         self,
         tokens: Int[Array, "b t"],
-        cache: KVCache,
+        cache: LayerCache,
         *,
         mask: Bool[Array, "b t u"] | None = None,
         positions: Int[Array, "b u"] | None = None,
         capture: tuple[int, ...] = (),
-        pending: KVEntries | None = None,
+        pending: Any = None,
     ) -> ModelOutput:
-        count, rows = tokens.shape[1], self.rows
-        if rows is None or count >= rows or pending is not None:
+        if (mask is not None or pending is not None) and not self.traits.takes_trees:
+            raise ValueError(
+                "a model with a recurrence scores only chains, got a tree mask; pass a drafter of one chain"
+            )
+        count, filled = tokens.shape[1], self.pass_tokens
+        if filled is None or count >= filled or pending is not None:
             return self._apply(tokens, cache, mask=mask, positions=positions, capture=capture, pending=pending)
-        tokens, mask, positions = fill(rows, tokens, mask, positions)
+        tokens, mask, positions = fill(filled, tokens, mask, positions)
         return first(count, self._apply(tokens, cache, mask=mask, positions=positions, capture=capture))
 
-    def _apply(self, tokens: Int[Array, "b t"], cache: KVCache, *, pending: Any = None, **options: Any) -> ModelOutput:
+    def _apply(
+        self, tokens: Int[Array, "b t"], cache: LayerCache, *, pending: Any = None, **options: Any
+    ) -> ModelOutput:
         if pending is not None:
             options["pending"] = pending
-        # A draft's own, whatever its target's. Without slots, as in training, a pass may be differentiated.
+        # The model's own kernels, regardless of its target's. Without slots, as in training, a pass must be
+        # differentiable.
         with kernels_of(self) if cache.capacity else contextlib.nullcontext():
             output: Any = self.module.apply({"params": self.params}, tokens, cache, **options)
         logits, entries, hidden = output
         return ModelOutput(self.placement.logits(logits), entries, hidden)
 
-    def bit_exact(self, rows: int | None = None) -> Self:
-        """Returns the model with passes that give a token the same bits whatever is fed with it (`nn.bit_exact`)."""
-        return bit_exact(self, rows)
+    def bit_exact(self, pass_tokens: int | None = None) -> Self:
+        """Returns the model with passes in which a token's bits do not depend on the others (`nn.bit_exact`)."""
+        return bit_exact(self, pass_tokens)
 
     def begin(
         self,
@@ -123,18 +154,20 @@ class LanguageModel(Network):
         positions: Int[Array, "b u"] | None = None,
         pending: KVEntries | None = None,
     ) -> tuple[Float[Array, "b t v"], Partial]:
-        """Runs the first `layers`; other arguments as of a call.
+        """Runs the first `layers`; other arguments are those of `__call__`.
 
         Returns:
-          The logits of final norm and head on the state there, `[b, t, v]` float32, and the pass for `resume`.
+          The logits of final norm and head after these layers, `[b, t, v]` float32, and the pass for `resume`.
 
         Raises:
-          TypeError: the module is no `jaxspec.nn.Transformer`.
+          TypeError: the module is not a `jaxspec.nn.Transformer`.
         """
-        logits, partial = passes.begin(
-            self._transformer, self.params, tokens, cache, layers, mask=mask, positions=positions, pending=pending
-        )
-        return self.placement.logits(logits), partial
+        module, params = self._transformer, self.params
+        positions = positions_of(positions, cache, tokens.shape)
+        x, block = first_input(module.config, params, tokens, positions), with_params(module, params)
+        x, _, stack = run(module, range(layers), block, params, x, cache, pending, positions, mask)
+        partial = Partial(x, stack(x))
+        return self.placement.logits(exit_logits(module, params, x)), partial
 
     def resume(
         self,
@@ -145,21 +178,21 @@ class LanguageModel(Network):
         positions: Int[Array, "b t"] | None = None,
         capture: tuple[int, ...] = (),
     ) -> ModelOutput:
-        """Runs the remaining layers over the tokens that `partial` was begun with; returns the output of a call.
+        """Runs the remaining layers over the tokens of `partial`; returns the output of `__call__`.
 
         Raises:
-          TypeError: the module is no `jaxspec.nn.Transformer`.
-          ValueError: `capture` names states, which are gone.
+          TypeError: the module is not a `jaxspec.nn.Transformer`.
+          ValueError: `capture` is not empty; the states are gone.
         """
         if capture:
             raise ValueError(f"a resumed pass has no captured states, got capture={capture}; run it from the start")
-        logits, entries = passes.resume(self._transformer, self.params, partial, cache, mask=mask, positions=positions)
-        return ModelOutput(self.placement.logits(logits), entries)
-
-    @property
-    def resumes(self) -> bool:
-        """Whether `begin` and `resume` work."""
-        return isinstance(self.module, Transformer)
+        module, params = self._transformer, self.params
+        positions = positions_of(positions, cache, partial.hidden.shape[:2])
+        others, block = range(partial.layers, module.config.num_layers), with_params(module, params)
+        x, _, stack = run(module, others, block, params, partial.hidden, cache, None, positions, mask)
+        # The later layers' entries wait for every read of the cache, and so do entries concatenated with them.
+        entries = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=0), partial.entries, stack(x))
+        return ModelOutput(self.placement.logits(exit_logits(module, params, x)), entries)
 
     @property
     def _transformer(self) -> Transformer:
@@ -168,7 +201,7 @@ class LanguageModel(Network):
         return self.module
 
     def embed(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
-        """Returns the input of the first layer without learned positions: for drafters that share the embedding."""
+        """Returns the input of the first layer, without learned positions, for drafters that share the embedding."""
         return embed(self.module.config, self.params, tokens)
 
     def normalize(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
@@ -180,3 +213,33 @@ class LanguageModel(Network):
     def head(self) -> Float[Array, "v d"] | PackedWeight:
         """The output head: `jaxspec.ops.matmul.project(normalized, head)` are the logits."""
         return self.params["embedding" if self.module.config.tied_head else "head"]
+
+
+def with_head_rows(model: Any, ids: Int32[np.ndarray, "n"]) -> LanguageModel:
+    """Cuts the output head to the rows `ids`: column `i` of the logits is token `ids[i]`.
+
+    The embedding stays complete, so that the model reads every token, and so does `vocab_size`.
+
+    Args:
+      model: a `LanguageModel` of a `jaxspec.nn.Transformer`, with weights of any format.
+      ids: token ids in increasing order.
+
+    Raises:
+      TypeError: the model is of another kind.
+      ValueError: its head is already cut.
+    """
+    if not isinstance(model, LanguageModel) or not isinstance(model.module, Transformer):
+        kind = kind_of(model)
+        raise TypeError(
+            f"only the output head of a LanguageModel of a jaxspec.nn.Transformer can be cut, got {kind}; leave "
+            "draft_vocabulary out"
+        )
+    config = model.module.config
+    if isinstance(config, SmallerHeadConfig):
+        raise ValueError(f"the output head is already cut to {config.rows} tokens; pass the original model")
+    head = model.head
+    rows = head.take(jnp.asarray(ids)) if isinstance(head, PackedWeight) else head[ids]
+    names = (field.name for field in dataclasses.fields(TransformerConfig))
+    options: dict[str, Any] = {name: getattr(config, name) for name in names} | {"tied_head": False}
+    smaller = SmallerHeadConfig(**options, rows=len(ids))
+    return dataclasses.replace(model, module=model.module.clone(config=smaller), params={**model.params, "head": rows})

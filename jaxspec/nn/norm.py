@@ -1,6 +1,8 @@
 """Defines RMS and layer normalization, of one array or of a sum."""
 
+import dataclasses
 import functools
+from typing import Literal, Protocol, runtime_checkable
 
 import flax.linen as nn
 import jax
@@ -8,11 +10,28 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from jaxspec.core.kernels import by_platform, in_products
-from jaxspec.core.sums import rounded
-from jaxspec.nn.config import NormConfig
-from jaxspec.ops.mean import row_mean
-from jaxspec.ops.triton import norm
+from jaxspec.core.compiler import by_platform, in_products
+from jaxspec.core.sums import rounded, row_mean
+from jaxspec.ops.triton import fused
+
+
+@runtime_checkable
+class NormConfig(Protocol):
+    """Specifies the part of a configuration that norms read."""
+
+    @property
+    def norm(self) -> Literal["rms", "layer"]: ...
+
+    @property
+    def norm_eps(self) -> float: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class NormSpec:
+    """Specifies a norm: its kind, and the epsilon added to the mean square."""
+
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: float = 1e-5
 
 
 class Norm(nn.Module):
@@ -26,7 +45,7 @@ class Norm(nn.Module):
 
 
 class NormOfSum(nn.Module):
-    """Adds a term, and normalizes the sum as `Norm` does; returns both."""
+    """Adds a term, and normalizes the sum like `Norm`; returns both."""
 
     config: NormConfig
 
@@ -38,14 +57,14 @@ class NormOfSum(nn.Module):
 
 
 def _normalize(module: Norm | NormOfSum, *terms: Float[Array, "*rows d"]) -> tuple[Array, Array]:
-    """Returns the sum of the terms, and the norm of it."""
+    """Returns the sum of the terms, and the normalized sum."""
     config, width = module.config, terms[0].shape[-1]
-    scale = module.param("scale", nn.initializers.ones, (width,))
+    scale = module.param("scale", nn.initializers.ones, (width,), jnp.float32)
     if config.norm == "layer":
-        bias = module.param("bias", nn.initializers.zeros, (width,))
+        bias = module.param("bias", nn.initializers.zeros, (width,), jnp.float32)
         return _layer_norm(scale, bias, *terms, eps=config.norm_eps)
-    by_xla, by_kernel = (functools.partial(form, eps=config.norm_eps) for form in (_rms_norm, norm.rms_norm))
-    kernels = {"cuda": by_kernel} if in_products() and norm.fits(terms[0]) else {}
+    by_xla, by_kernel = (functools.partial(form, eps=config.norm_eps) for form in (_rms_norm, fused.rms_norm))
+    kernels = {"cuda": by_kernel} if in_products() and fused.fits(terms[0]) else {}
     return by_platform(kernels, by_xla, scale, *terms)
 
 

@@ -1,8 +1,8 @@
-"""Takes over weights that qwix quantized, without importing it: what a `QArray` has is told by its names.
+"""Reads weights quantized by qwix, without importing it: a `QArray` is recognized by its fields.
 
 qvalue       [*out, in]     integers of 8 bits or fewer
-scale        each axis divides that of `qvalue`: one for each tile
-zero_point   the same, or none
+scale        each axis divides that of `qvalue`: one per tile
+zero_point   like `scale`, or `None`
 
 weight = (qvalue - zero_point) * scale
 """
@@ -17,20 +17,22 @@ from jax import Array
 
 from jaxspec.core.layout import Unsharded
 from jaxspec.nn.language_model import LanguageModel
+from jaxspec.nn.layers import PRODUCTS
+from jaxspec.nn.network import kind_of
 from jaxspec.nn.transformer import Transformer
-from jaxspec.nn.weight import PRODUCTS
-from jaxspec.ops.grouped import GroupedWeight
+from jaxspec.ops.formats import GROUPED_FORMAT
+from jaxspec.ops.packed import PackedWeight
 
 
 def from_qwix(model: LanguageModel, params: Mapping[str, Any]) -> LanguageModel:
-    """Returns the model with weights that qwix quantized: the same integers, scales and zeros (`ops.GroupedWeight`).
+    """Returns the model with weights from qwix: its integers, scales and zeros, unchanged (`ops.GroupedWeight`).
 
     Args:
-      model: says the sizes, and what parameters there are; its weights are not used, and may be
-        `jax.ShapeDtypeStruct`s. On one device: `jaxspec.shard` splits the result.
-      params: the tree of `model.params` with a `qwix.QArray` in the place of any weight of a product, as
-        `qwix.quantize(weight, how)` makes them; or a mapping of a `QArray`'s fields, as a checkpoint of orbax is read.
-        qwix's `WithAux` around it is seen through. Integers of up to 8 bits; tiles of any shape.
+      model: defines the parameters and their sizes; its weights are not used, and may be `jax.ShapeDtypeStruct`s. On
+        one device: `jaxspec.shard` splits the result.
+      params: a tree like `model.params`, in which any weight of a product may be a `qwix.QArray`, the result of
+        `qwix.quantize(weight, how)`; or a mapping of a `QArray`'s fields, as in an orbax checkpoint. A surrounding
+        `WithAux` of qwix is removed. Integers have up to 8 bits; tiles have any shape.
 
     Raises:
       TypeError: the model is of another kind, or split over a mesh.
@@ -45,7 +47,7 @@ def from_qwix(model: LanguageModel, params: Mapping[str, Any]) -> LanguageModel:
         'grouped-int8'
     """
     if not isinstance(model, LanguageModel) or not isinstance(model.module, Transformer):
-        kind = type(getattr(model, "module", model)).__name__
+        kind = kind_of(model)
         raise TypeError(f"from_qwix takes a LanguageModel of a jaxspec.nn.Transformer, got {kind}")
     if not isinstance(model.placement, Unsharded):
         raise TypeError("from_qwix takes a model on one device, got one that is split over a mesh; shard the result")
@@ -53,7 +55,6 @@ def from_qwix(model: LanguageModel, params: Mapping[str, Any]) -> LanguageModel:
 
 
 def _node(like: Mapping[str, Any], given: Any, path: tuple[str, ...], dtype: jnp.dtype) -> dict[str, Any]:
-    """Returns the parameters below a path."""
     name = "/".join(path) or "the tree"
     if not isinstance(given, Mapping) or given.keys() != like.keys():
         got = sorted(given) if isinstance(given, Mapping) else type(given).__name__
@@ -68,10 +69,10 @@ def _node(like: Mapping[str, Any], given: Any, path: tuple[str, ...], dtype: jnp
     return made
 
 
-def _leaf(like: Any, given: Any, path: tuple[str, ...], dtype: jnp.dtype) -> Array | GroupedWeight:
+def _leaf(like: Any, given: Any, path: tuple[str, ...], dtype: jnp.dtype) -> Array | PackedWeight:
     name, fields = "/".join(path), _fields(given)
     if fields is not None and path[-1] not in PRODUCTS:
-        raise ValueError(f"{name} is no weight of a product, and must be an array, got a QArray")
+        raise ValueError(f"{name} is not a weight of a product, and must be an array, got a QArray")
     found = fields["qvalue"] if fields else given
     if jnp.shape(found) != like.shape:
         raise ValueError(f"{name} must have shape {like.shape}, with the inputs last, got {jnp.shape(found)}")
@@ -79,7 +80,7 @@ def _leaf(like: Any, given: Any, path: tuple[str, ...], dtype: jnp.dtype) -> Arr
 
 
 def _fields(x: Any) -> dict[str, Any] | None:
-    """Returns the fields of a `QArray`, or of a mapping with its names; `None` of anything else."""
+    """Returns the fields of a `QArray`, or of a mapping with its names; `None` for anything else."""
     get = (lambda key: x.get(key)) if isinstance(x, Mapping) else (lambda key: getattr(x, key, None))
     if get("qvalue") is None:
         inner = get("array")
@@ -88,7 +89,7 @@ def _fields(x: Any) -> dict[str, Any] | None:
     return {key: get(key) for key in names}
 
 
-def _grouped(fields: dict[str, Any], name: str, dtype: jnp.dtype) -> GroupedWeight:
+def _grouped(fields: dict[str, Any], name: str, dtype: jnp.dtype) -> PackedWeight:
     values, scale, zero = jnp.asarray(fields["qvalue"]), jnp.asarray(fields["scale"]), fields["zero_point"]
     qtype = fields["qtype"]
     by_table = isinstance(qtype, str) and qtype.startswith("nf")
@@ -102,7 +103,7 @@ def _grouped(fields: dict[str, Any], name: str, dtype: jnp.dtype) -> GroupedWeig
         shapes = " and ".join(str(part.shape) for part in parts)
         raise ValueError(f"{name} has values {values.shape} and scales {shapes}, whose axes must divide the values'")
     if jnp.issubdtype(values.dtype, jnp.unsignedinteger):
-        # The same differences: half of the range is taken from both.
+        # Subtracting half of the range from both keeps their differences.
         half = 2 ** (jnp.iinfo(values.dtype).bits - 1)
         signed = jnp.int4 if half == 8 else jnp.int8
         values = (values.astype(jnp.int16) - half).astype(signed)
@@ -110,11 +111,11 @@ def _grouped(fields: dict[str, Any], name: str, dtype: jnp.dtype) -> GroupedWeig
     groups = math.lcm(*(part.shape[-1] for part in parts))
     shape = (*values.shape[:-1], groups)
     zero = None if zero is None else _repeat(zero, shape).astype(jnp.int8)
-    return GroupedWeight.of(values, _repeat(scale, shape), zero, dtype=dtype)
+    return GROUPED_FORMAT.of(values, _repeat(scale, shape), zero, dtype=dtype)
 
 
 def _repeat(x: Array, shape: tuple[int, ...]) -> Array:
-    """Returns each tile's number for all that it holds for."""
+    """Repeats each tile's number over the tile."""
     for axis, size in enumerate(shape):
         x = jnp.repeat(x, size // x.shape[axis], axis=axis)
     return x

@@ -1,16 +1,13 @@
-"""Defines one decoder-only transformer, configured for each family: Llama, Mistral, Qwen, Gemma 3, GPT-2.
+"""Defines a decoder-only transformer of the layers in its configuration, and passes over some of them.
 
-Weights are stored `[out, in]`, everything of one key-value head side by side, so that mesh axes
-can split them by head, and the queries of a head further:
-
-    query       [g, r, head_dim, width]   r queries for each of g key-value heads
-    key_value   [g, 2, head_dim, width]
-    output      [width, g * r * head_dim]
-    gate_up     [2, mlp_width, width]
-    down        [width, mlp_width]
+begin     tokens -> embedding -> layer 0 ... layer e-1 -> | state -> norm, head -> logits of an early exit
+resume                                            state | -> layer e ... last -> norm, head -> logits
 """
 
-from typing import Any
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 import flax.linen as nn
 import jax
@@ -19,160 +16,27 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.order import after
+from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sums import rounded
-from jaxspec.nn.attention import Fresh, History, attend
+from jaxspec.nn import layer_loop
 from jaxspec.nn.cache import KVCache, KVEntries
-from jaxspec.nn.config import MLPConfig, TransformerConfig
-from jaxspec.nn.norm import Norm, NormOfSum, like
-from jaxspec.nn.weight import weight
+from jaxspec.nn.cache_by_kind import part_of
+from jaxspec.nn.config import TransformerConfig
+from jaxspec.nn.layers import Block, LayerSpec, weight
+from jaxspec.nn.norm import Norm
 from jaxspec.ops.matmul import project
 from jaxspec.ops.packed import PackedWeight
-from jaxspec.ops.rope import RopeTable, rope_table, rope_tables, rotate
+from jaxspec.ops.rope import rope_tables
 
 _init = nn.initializers.normal(0.02)
 
 
-class Dense(nn.Module):
-    """Multiplies by a kernel `[*out, in]`, and adds a bias `[*out]` where the family has one."""
-
-    out: tuple[int, ...]
-    bias: bool
-    dtype: DTypeLike
-
-    @nn.compact
-    def __call__(self, x):
-        kernel = weight(self, "kernel", (*self.out, x.shape[-1]), self.dtype)
-        y = project(x, kernel)
-        if self.bias:
-            y = y + like(self.param("bias", nn.initializers.zeros, self.out, self.dtype), y)
-        return y
-
-
-class Attention(nn.Module):
-    """Computes grouped-query attention of the fed tokens over the cache and each other.
-
-    `table` is the layer's rotary table of their positions, if the caller has it (`rope_tables`).
-    """
-
-    config: TransformerConfig
-    layer: int
-    dtype: DTypeLike
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "b t in"],
-        cache: KVCache,
-        pending: KVEntries | None,
-        positions: Int[Array, "b u"],
-        mask: Bool[Array, "b t u"] | None,
-        table: RopeTable | None = None,
-    ) -> tuple[Float[Array, "b t d"], tuple[Float[Array, "b g t h"], Float[Array, "b g t h"]]]:
-        config, fed = self.config, positions[:, -x.shape[1] :]
-        heads, group = config.num_kv_heads, config.queries_per_kv_head
-        project = lambda name, count: Dense(  # noqa: E731
-            (heads, count, config.head_dim), config.qkv_bias, self.dtype, name=name
-        )(x)
-        queries, both = project("query", group), project("key_value", 2)
-        keys, values = both[..., 0, :], both[..., 1, :]
-        if table is None and (rope := config.ropes[self.layer]) is not None:
-            table = rope_table(fed, config.head_dim, rope)
-        if config.query_key_norm:
-            queries, keys = Norm(config, name="query_norm")(queries), Norm(config, name="key_norm")(keys)
-            if table is not None:
-                queries, keys = rotate(queries, table), rotate(keys, table)
-        elif table is not None:
-            queries, keys, values = cache.rotate(queries, both, table)
-        # Tokens that are fed together must see each other as they would see the cache, one by one.
-        keys, values = cache.fake_quant(keys), cache.fake_quant(values)
-        all_keys, all_values = self._with_pending(pending, keys, values)
-        attended = attend(
-            queries,
-            Fresh(all_keys, all_values, positions, mask),
-            History(cache, self.layer),
-            scale=config.score_scale,
-            window=config.windows[self.layer],
-        )
-        # Flat: on a TPU the last two axes are padded to whole tiles, and a head may be half of one.
-        attended = attended.reshape(*attended.shape[:2], -1)
-        out = Dense((config.width,), config.output_bias, self.dtype, name="output")(attended)
-        return out, (jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2))
-
-    def _with_pending(
-        self, pending: KVEntries | None, keys: Float[Array, "b t g h"], values: Float[Array, "b t g h"]
-    ) -> tuple[Float[Array, "b u g h"], Float[Array, "b u g h"]]:
-        """Puts this layer's pending keys and values before those of the fed tokens."""
-        if pending is None:
-            return keys, values
-        join = lambda before, x: jnp.concatenate([jnp.swapaxes(before[self.layer], 1, 2), x], axis=1)  # noqa: E731
-        return join(pending.keys, keys), join(pending.values, values)
-
-
-class MLP(nn.Module):
-    """Applies the feed-forward block, gated (SwiGLU, GeGLU) or plain."""
-
-    config: MLPConfig
-    dtype: DTypeLike
-
-    @nn.compact
-    def __call__(self, x):
-        config = self.config
-        activate = {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}[config.activation]
-        if config.gated_mlp:
-            both = Dense((2, config.mlp_width), config.mlp_bias, self.dtype, name="gate_up")(x)
-            inner = activate(both[..., 0, :]) * both[..., 1, :]
-        else:
-            inner = activate(Dense((config.mlp_width,), config.mlp_bias, self.dtype, name="up")(x))
-        return Dense((config.width,), config.mlp_bias, self.dtype, name="down")(inner)
-
-
-class Block(nn.Module):
-    """Applies attention and feed-forward, each added to the residual stream."""
-
-    config: TransformerConfig
-    layer: int
-    dtype: DTypeLike
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "b t d"],
-        cache: KVCache,
-        pending: KVEntries | None,
-        positions: Int[Array, "b u"],
-        mask: Bool[Array, "b t u"] | None,
-        table: RopeTable | None = None,
-    ) -> tuple[Float[Array, "b t d"], tuple[Array, Array]]:
-        attended, entry = self._attend(x, cache, pending, positions, mask, table)
-        return self._feed(x, attended), entry
-
-    @nn.nowrap
-    def _attend(self, x, cache, pending, positions, mask, table):
-        config = self.config
-        attended, entry = Attention(config, self.layer, self.dtype, name="attention")(
-            Norm(config, name="attention_norm")(x), cache, pending, positions, mask, table
-        )
-        if config.post_norms:
-            attended = Norm(config, name="attention_post_norm")(attended)
-        return attended, entry
-
-    @nn.nowrap
-    def _feed(self, x, attended):
-        config = self.config
-        x, normalized = NormOfSum(config, name="mlp_norm")(x, attended)
-        fed = MLP(config, self.dtype, name="mlp")(normalized)
-        if config.post_norms:
-            fed = Norm(config, name="mlp_post_norm")(fed)
-        return x + fed
-
-
 class Transformer(nn.Module):
-    """Decodes tokens behind a cache: logits, fresh cache entries and captured states come out.
+    """Scores tokens that follow a cache; returns logits, cache entries and captured states.
 
     Attributes:
       config: its sizes and options.
-      dtype: of weights and activations; norms, softmax and logits are float32.
+      dtype: the dtype of weights and activations; norms, softmax and logits are float32.
 
     Example:
         >>> module = jaxspec.nn.Transformer(target.module.config)
@@ -188,63 +52,156 @@ class Transformer(nn.Module):
     def __call__(
         self,
         tokens: Int[Array, "b t"],
-        cache: KVCache,
+        cache: Any,
         *,
         mask: Bool[Array, "b t u"] | None = None,
         positions: Int[Array, "b u"] | None = None,
         capture: tuple[int, ...] = (),
-        pending: KVEntries | None = None,
-    ) -> tuple[Float[Array, "b t v"], KVEntries, tuple[Float[Array, "b t d"], ...]]:
-        config, time = self.config, tokens.shape[1]
+        pending: Any = None,
+    ) -> tuple[Float[Array, "b t v"], Any, tuple[Float[Array, "b t d"], ...]]:
+        config = self.config
         positions = positions_of(positions, cache, tokens.shape)
         embedding = weight(self, "embedding", (config.vocab_size, config.width), self.dtype)
-        x = embed(config, {"embedding": embedding}, tokens)
+        tables = {"embedding": embedding}
         if config.learned_positions:
-            table = self.param("position_embedding", _init, (config.context_length, config.width), self.dtype)
-            x = x + table[positions[:, -time:]]
-        tables = rope_tables(positions[:, -time:], config.head_dim, config.ropes)
-        captured, entries = {}, []
-        for layer in range(config.num_layers):
-            captured[layer] = x
-            block = Block(config, layer, self.dtype, name=f"layer_{layer}")
-            x, entry = block(x, cache, pending, positions, mask, tables[layer])
-            entries.append(entry)
-        captured[config.num_layers] = x
+            shape = config.context_length, config.width
+            tables["position_embedding"] = self.param("position_embedding", _init, shape, self.dtype)
+        x = first_input(config, tables, tokens, positions)
+        block = lambda layer, spec, number: Block(spec, number, self.dtype, name=f"layer_{layer}")  # noqa: E731
+        params = {} if self.is_initializing() else self.variables["params"]
+        layers = range(config.num_layers)
+        x, states, stack = run(self, layers, block, params, x, cache, pending, positions, mask, capture)
         x = Norm(config, name="final_norm")(x)
         head = embedding
         if not config.tied_head:
             head = weight(self, "head", (config.head_size, config.width), self.dtype)
-        logits = project(x, head).astype(jnp.float32)
-        return logits, stack_entries(entries, x), tuple(captured[layer] for layer in capture)
+        return project(x, head).astype(jnp.float32), stack(x), states
+
+
+def run(
+    module: Transformer,
+    layers: range,
+    block: Callable[[int, LayerSpec, int], Callable[..., Any]],
+    params: Mapping[str, Any],
+    x: Float[Array, "b t d"],
+    cache: Any,
+    pending: Any,
+    positions: Int[Array, "b u"],
+    mask: Bool[Array, "b t u"] | None,
+    capture: tuple[int, ...] = (),
+) -> tuple[Float[Array, "b t d"], tuple[Float[Array, "b t d"], ...], Callable[[Float[Array, "b t width"]], Any]]:
+    """Runs some layers; returns their last output, captured states, and how the entries for their caches are stacked.
+
+    Entries are stacked after the state that is passed to `stack(x)`.
+
+    Args:
+      module: the transformer.
+      layers: the consecutive layers to run.
+      block: `block(layer, spec, number)` returns a layer with its parameters; `number` is its index among those that
+        share its cache.
+      params: the parameters; without those of the layers, the layers are not run in a loop.
+      x: the input of the first layer.
+      cache: the history.
+      pending: entries of tokens that were fed before and are in no cache, or `None`.
+      positions: the positions of pending and fed tokens.
+      mask: whether each fed token sees each of them, or `None`.
+      capture: the layers whose inputs are returned; the number after the last one is the last output.
+    """
+    config, specs = module.config, module.config.layers[layers.start : layers.stop]
+    tables = rope_tables(positions[:, -x.shape[1] :], (spec.mixer.rotary for spec in specs))
+
+    def arguments(spec: LayerSpec, part: int = 0) -> tuple[Any, ...]:
+        before = None if pending is None else part_of(pending, part)
+        return part_of(cache, part), before, positions, mask, tables[spec.mixer.rotary]
+
+    own = [params[f"layer_{layer}"] for layer in layers if f"layer_{layer}" in params]
+    if len(own) == len(layers) and layer_loop.loops(own, cache, x):
+        return layer_loop.run_in_loop(specs, own, layers.start, module.dtype, capture, x, arguments)
+    states, entries = [x], []
+    for layer, spec in zip(layers, specs, strict=True):
+        part, number = config.kinds.places[layer]
+        x, entry = block(layer, spec, number)(x, *arguments(spec, part))
+        states.append(x)
+        entries.append(entry)
+    captured = tuple(states[layer - layers.start] for layer in capture)
+    return x, captured, functools.partial(config.kinds.stack, entries, layers.start)
+
+
+def with_params(module: Transformer, params: Any) -> Callable[[int, LayerSpec, int], Callable[..., Any]]:
+    """Returns the `block` of `run` for given parameters."""
+    return lambda layer, spec, number: functools.partial(
+        Block(spec, number, module.dtype).apply, {"params": params[f"layer_{layer}"]}
+    )
 
 
 def embed(config: TransformerConfig, params: Any, tokens: Int[Array, "b t"]) -> Float[Array, "b t width"]:
-    """Looks up the embeddings of tokens, scaled as the family does."""
+    """Looks up the embeddings of tokens, scaled for the family."""
     table = params["embedding"]
     return rounded(_rows(table, tokens) * jnp.asarray(config.embedding_scale, table.dtype))
 
 
 def _rows(table: Float[Array, "n width"] | PackedWeight, tokens: Int[Array, "b t"]) -> Float[Array, "b t width"]:
-    """Looks up the rows of a table, two at least.
+    """Looks up at least two rows of a table.
 
-    A TPU's compiler makes a slice of a gather of one row, wants another layout for it than the
-    product with the same table does, and on TPU7x copies the table in each step.
+    The TPU compiler turns the gather of one row into a slice, whose preferred layout differs from that of the product
+    with the table, and on TPU7x copies the table in each step.
     """
     if tokens.size > 1:
         return table[tokens]
     return table[jnp.pad(tokens, ((0, 0), (0, 1)))][:, :1]
 
 
-def positions_of(positions: Int[Array, "b u"] | None, cache: KVCache, shape: tuple[int, ...]) -> Int[Array, "b u"]:
-    """Returns positions of `[b, t]` tokens as given, or those of a chain that follows the cached tokens."""
-    if positions is None:
-        positions = cache.length[:, None] + jnp.arange(shape[1], dtype=jnp.int32)[None]
-        if cache.positions is not None:
-            positions = jnp.take_along_axis(cache.positions, positions, axis=1)
-    return positions
+def positions_of(positions: Int[Array, "b u"] | None, cache: Any, shape: tuple[int, ...]) -> Int[Array, "b u"]:
+    """Returns the given positions, or those of a chain of `[b, t]` tokens that follows the cached ones."""
+    if positions is not None:
+        return positions
+    slots = cache.length[:, None] + jnp.arange(shape[1], dtype=jnp.int32)[None]
+    if isinstance(cache, KVCache) and cache.positions is not None:
+        return jnp.take_along_axis(cache.positions, slots, axis=1)
+    return slots
 
 
-def stack_entries(entries: list[tuple[Array, Array]], x: Float[Array, "b t width"]) -> KVEntries:
-    """Stacks each layer's keys and values as cache entries; `x` is the last layer's output."""
-    keys, values = (after(jnp.stack(part), x, axis=1) for part in zip(*entries, strict=True))
-    return KVEntries(keys, values)
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Partial:
+    """Holds a pass that stopped after its first layers.
+
+    Attributes:
+      hidden: the state after them.
+      entries: their keys and values, with an entry of the first axis for each layer that ran.
+    """
+
+    hidden: Float[Array, "b t d"]
+    entries: KVEntries
+
+    @property
+    def layers(self) -> int:
+        """The number of layers that ran."""
+        return self.entries.keys.shape[0]
+
+    def first(self, count: int) -> Self:
+        """Cuts the pass to its first `count` tokens."""
+        entries = jax.tree.map(lambda x: x[:, :, :, :count], self.entries)
+        return dataclasses.replace(self, hidden=self.hidden[:, :count], entries=entries)
+
+    def put(self, fresh: Self, start: Array | int) -> Self:
+        """Overwrites the tokens from `start` on with `fresh`."""
+        hidden = jax.lax.dynamic_update_slice_in_dim(self.hidden, fresh.hidden, start, axis=1)
+        return dataclasses.replace(self, hidden=hidden, entries=self.entries.put(fresh.entries, start))
+
+
+def first_input(
+    config: TransformerConfig, params: Any, tokens: Int[Array, "b t"], positions: Int[Array, "b u"]
+) -> Float[Array, "b t d"]:
+    """Returns the first layer's input; the last `t` positions are those of the tokens."""
+    x = embed(config, params, tokens)
+    if config.learned_positions:
+        x = x + params["position_embedding"][positions[:, -tokens.shape[1] :]]
+    return x
+
+
+def exit_logits(module: Transformer, params: Any, x: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
+    """Applies final norm and output head to a state."""
+    head = params["embedding" if module.config.tied_head else "head"]
+    normalized: Any = Norm(module.config).apply({"params": params["final_norm"]}, x)
+    return project(normalized, head).astype(jnp.float32)

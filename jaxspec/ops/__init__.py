@@ -1,17 +1,7 @@
-"""Computes the arithmetic of a pass: products, rotary embeddings, and one file a format of stored weights."""
+"""Computes the arithmetic of a pass: products, rotary embeddings, and weight formats, one file for each."""
 
-from typing import TYPE_CHECKING
+from etils import epy as _epy
 
-from jaxspec._lazy import lazy
-
-if TYPE_CHECKING:
+with _epy.lazy_api_imports(globals()):
     from jaxspec.ops.formats import FORMATS as FORMATS
     from jaxspec.ops.packed import PackedWeight as PackedWeight
-
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "formats": ("FORMATS",),
-        "packed": ("PackedWeight",),
-    },
-)

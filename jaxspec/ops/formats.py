@@ -1,4 +1,4 @@
-"""Lists the weight formats by name: each class in a file of its own, which states the rest."""
+"""Lists the weight formats by name; each is defined in a separate file."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -12,5 +12,8 @@ from jaxspec.ops.stored import BLOCKS, StoredWeight
 FORMATS: Mapping[str, type[PackedWeight]] = MappingProxyType(
     {kind.name: kind for kind in (Int8Weight, GroupedWeight, NativeWeight, StoredWeight)}
 )
-# What makes a weight of rows of blocks, by GGML's names of formats: takes the rows, the name, a shape and a dtype.
+# Constructors of weights from rows of blocks, by GGML's format names; each takes the rows, the name, a shape and a
+# dtype.
 BLOCK_FORMATS: Mapping[str, Callable[..., PackedWeight]] = MappingProxyType(dict.fromkeys(BLOCKS, StoredWeight.of))
+# The class of integer weights with a scale, and a zero, for each group of inputs.
+GROUPED_FORMAT: type[GroupedWeight] = GroupedWeight

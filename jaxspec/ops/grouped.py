@@ -1,11 +1,12 @@
-"""Multiplies by int8 or int4 weights with one scale for each group of inputs, whose bytes stay small on the way.
+"""Multiplies by int8 or int4 weights with one scale per group of inputs, without writing wide weights to memory.
 
     y[o] = sum over groups n of  scale[n, o] * (sum over i in n of x[i] * values[n, o, i]  -  zero[n, o] * sum of x[i])
 
-The product is batched over groups, and scales and sum come after it. Scales before the product are what a compiler
-cannot keep in registers: it writes the wide weight to memory, several times the bytes of one that was never quantized.
-Groups are the first axis of what is stored. As the middle one of `[out, groups, group]`, the compiler for TPUs moves
-the complete weight to another order in each product, at ten times the cycles.
+The product is batched over groups; scales and the sum follow. With scales before the product, a compiler cannot keep
+the weight in registers: it writes the wide weight to memory, several times the bytes of an unquantized one.
+
+Groups are the first axis of the stored arrays. As the middle axis of `[out, groups, group]`, the TPU compiler would
+transpose the complete weight in each product, at ten times the cycles.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from jaxspec.core.kernels import by_platform, in_products
+from jaxspec.core.compiler import by_platform, in_products
 from jaxspec.core.parts import on_one_device
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sums import rounded
@@ -35,15 +36,15 @@ DTYPES = (jnp.dtype(jnp.int8), jnp.dtype(jnp.int4))
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GroupedWeight(PackedWeight):
-    """Holds a weight in int8 or int4, with one scale for each output and group of neighboring inputs.
+    """Holds an int8 or int4 weight with one scale per output and group of adjacent inputs.
 
         (values - zero) * scale
 
     Attributes:
-      values: the integers, int8 or int4; an output's inputs are those of all groups, one behind the other.
-      scale: one for each output and group, any float dtype.
-      zero: the integers that stand for 0, such as GPTQ's and AWQ's less the middle of their range; `None` is 0.
-      dtype: of the rows that are read from it.
+      values: the integers, int8 or int4; an output's inputs are its groups, concatenated.
+      scale: one scale per output and group, any float dtype.
+      zero: the integers that represent 0, such as those of GPTQ and AWQ minus the middle of their range; `None` is 0.
+      dtype: the dtype of rows that are read from it.
 
     Example:
       >>> packed = jaxspec.ops.FORMATS["grouped"].pack(jnp.ones((4, 256)), jnp.int4, group=128)
@@ -63,12 +64,12 @@ class GroupedWeight(PackedWeight):
         """Rounds each group to the nearest multiple of its largest magnitude over 127, or 7 in int4.
 
         Args:
-          weight: plain floats; the scales have their dtype.
+          weight: the weight in floats; the scales have its dtype.
           dtype: int8 or int4; `None` is int8.
-          group: how many inputs share a scale; `None` is all of an output's.
+          group: the number of inputs that share a scale; `None` is all inputs of an output.
 
         Raises:
-          ValueError: `dtype` is another one, or `group` does not divide the inputs.
+          ValueError: `dtype` is neither, or `group` does not divide the inputs.
         """
         dtype = jnp.dtype(jnp.int8 if dtype is None else dtype)
         if dtype not in DTYPES:
@@ -88,16 +89,16 @@ class GroupedWeight(PackedWeight):
         *,
         dtype: DTypeLike = jnp.float32,
     ) -> Self:
-        """Makes one of integers and scales that are stored elsewhere, and changes none of them.
+        """Makes a weight from stored integers and scales, unchanged.
 
         Args:
           values: `[*out, in]`, int8 or int4.
           scale: `[*out, groups]`, any float dtype; all groups have the same size.
           zero: `[*out, groups]`, int8, or `None`.
-          dtype: of the rows that are read from it: the model's.
+          dtype: the dtype of rows that are read from it: the model's.
 
         Raises:
-          ValueError: the shapes do not fit each other, or `values` are of another dtype.
+          ValueError: the shapes do not match, or `values` have another dtype.
 
         Example:
           >>> kind = jaxspec.ops.FORMATS["grouped"]
@@ -138,7 +139,7 @@ class GroupedWeight(PackedWeight):
         return jnp.moveaxis(wide, 0, -2).reshape(*wide.shape[1:-1], -1).astype(self.dtype)
 
     def map_axes(self, function: Callable[[Any, Axes], Any], axes: Axes) -> Self:
-        # A mesh splits the inputs by groups; where there is but one, within it.
+        # A mesh splits the inputs by groups; a single group is split itself.
         *out, inputs = axes
         by_group = inputs if self.values.shape[0] > 1 else None
         within = None if self.values.shape[0] > 1 else inputs
@@ -161,14 +162,14 @@ class GroupedWeight(PackedWeight):
 _Parts = tuple[Array, Array, Array | None]
 
 
-# Traced, so that the compiler makes no float copy, and follows how the parts of a weight lie on a mesh.
+# Traced, so that the compiler makes no float copy, and follows how a weight is split over a mesh.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _pack(cls: type[GroupedWeight], dtype: jnp.dtype, group: int, weight: Float[Array, "*out in"]) -> GroupedWeight:
     most = float(jnp.iinfo(dtype).max)
     grouped = jnp.moveaxis(weight.reshape(*weight.shape[:-1], -1, group), -2, 0).astype(jnp.float32)
     scale = (jnp.max(jnp.abs(grouped), axis=-1) / most).astype(weight.dtype)
     safe = jnp.where(scale > 0, scale, 1).astype(jnp.float32)
-    # Clipped: the scale, as it is stored, may be less than it was.
+    # Clipped: rounding may have made the stored scale smaller.
     values = jnp.clip(jnp.round(grouped / safe[..., None]), -most, most).astype(dtype)
     return cls(values, scale, None, jnp.dtype(weight.dtype))
 
@@ -183,7 +184,7 @@ def _dequantize(
 
 
 def _contract(x: Float[Array, "b t in"], parts: _Parts) -> Float[Array, "b t *out"]:
-    """Contracts batched over groups. Integers up to 127 are exact in bfloat16; compilers widen them as they read."""
+    """Contracts, batched over groups. Integers up to 127 are exact in bfloat16; compilers widen them as they read."""
     values, scale, zero = parts
     groups, *out, group = values.shape
     grouped = x.reshape(-1, groups, group)
@@ -201,9 +202,9 @@ def _combine(
     scale: Float[Array, "groups *out"],
     zero: Int[Array, "groups *out"] | None,
 ) -> Float[Array, "rows *out"]:
-    """Returns what the sums of products of each group come to, with zeros and scales."""
+    """Combines the groups' sums of products with zeros and scales."""
     if zero is not None:
-        # Not subtracted before the product: compilers would write the difference, as wide as activations.
+        # Not subtracted before the product: compilers would write the difference to memory, as wide as activations.
         totals = jnp.sum(x.astype(jnp.float32), axis=-1).T
         sums = sums - totals.reshape(*sums.shape[:2], *(1,) * (zero.ndim - 1)) * zero.astype(jnp.float32)[:, None]
     return rounded(jnp.sum(sums * scale.astype(jnp.float32)[:, None], axis=0))
@@ -228,7 +229,7 @@ def _flat(values: Int[Array, "groups *out group"]) -> Int[Array, "groups out gro
 def _cpu(x: Float[Array, "b t in"], parts: _Parts) -> Float[Array, "b t *out"]:
     groups, *out, group = parts[0].shape
     rows, wide = math.prod(x.shape[:2]), x.astype(jnp.float32)
-    # On a mesh the groups may be split over devices: nothing goes through them one by one.
+    # On a mesh the groups may be split over devices, so they cannot be looped over.
     if rows > MOST_FUSED_ROWS or not on_one_device():
         found = _contract(wide, parts)
     else:
@@ -237,14 +238,14 @@ def _cpu(x: Float[Array, "b t in"], parts: _Parts) -> Float[Array, "b t *out"]:
 
 
 def _group_by_group(x: Float[Array, "rows groups group"], parts: _Parts) -> Float[Array, "rows out"]:
-    """Adds one group after the other, each in one pass over its integers."""
+    """Adds the groups in order, each in one pass over its integers."""
     values, scale, zero = parts
     groups, *_, group = values.shape
     flat_zero = None if zero is None else zero.reshape(groups, -1)
 
     def add(sums: Array, of_group: tuple[Array, Array, tuple[Array, Array | None]]) -> tuple[Array, None]:
         x, values, (scale, zero) = of_group
-        # Within a product int4 is widened one by one, at six times the time: `multiply_and_sum` has a barrier.
+        # Within a product, int4 is widened one by one, in six times the time: `multiply_and_sum` has a barrier.
         found = multiply_and_sum(x, values.astype(jnp.int8))
         if zero is not None:
             found = found - jnp.sum(x, axis=-1, keepdims=True) * zero.astype(jnp.float32)[None]

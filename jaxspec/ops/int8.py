@@ -1,4 +1,4 @@
-"""Quantizes vectors to int8 with one scale each (integers from -127 to 127), and multiplies by weights of them."""
+"""Quantizes vectors to int8 with one scale each (integers from -127 to 127), and multiplies by int8 weights."""
 
 import dataclasses
 import functools
@@ -20,9 +20,9 @@ _LARGEST = 127.0
 
 
 def quantize(x: Float[Array, "*n d"]) -> tuple[Int8[Array, "*n d"], Float[Array, "*n"]]:
-    """Rounds the vectors along the last axis to int8, one float32 scale each; zeros become zeros with scale 0.
+    """Rounds the vectors along the last axis to int8, with one float32 scale each; zero vectors get scale 0.
 
-    A scale has 17 bits, and an integer 7: their product is exact, and what was rounded once is rounded to itself.
+    A scale has 17 bits and an integer 7, so their product is exact, and rounding is idempotent.
     """
     wide = x.astype(jnp.float32)
     scale = jax.lax.reduce_precision(jnp.max(jnp.abs(wide), axis=-1) / _LARGEST, exponent_bits=8, mantissa_bits=16)
@@ -38,12 +38,12 @@ def dequantize(values: Int8[Array, "*n d"], scale: Float[Array, "*n"]) -> Float[
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Int8Weight(PackedWeight):
-    """Holds a weight in int8 with one scale for each output.
+    """Holds an int8 weight with one scale per output.
 
     Attributes:
       values: the integers.
-      scale: one for each output.
-      dtype: of the rows that are read from it.
+      scale: one scale per output.
+      dtype: the dtype of rows that are read from it.
     """
 
     name: ClassVar[str] = "int8"
@@ -74,7 +74,7 @@ class Int8Weight(PackedWeight):
         return rounded(found * self.scale[None, None]).astype(x.dtype)
 
 
-# Traced, so that the compiler makes no float copy, and follows how the parts of a weight lie on a mesh.
+# Traced, so that the compiler makes no float copy, and follows how a weight is split over a mesh.
 @functools.partial(jax.jit, static_argnums=0)
 def _pack(cls: type[Int8Weight], weight: Float[Array, "*out in"]) -> Int8Weight:
     values, scale = quantize(weight)

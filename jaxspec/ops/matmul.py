@@ -1,11 +1,11 @@
-"""Multiplies activations and weights, in the form that each platform runs fastest.
+"""Multiplies activations and weights, in the fastest form on each platform.
 
 On a CPU, decoding reads every weight once for a handful of rows, and XLA's general matrix
 product reaches half the memory bandwidth or less there. Two forms do better: a plain
 vector-matrix product for one row, and a broadcast multiply and sum, which XLA fuses into one
-pass over the weights, for a few rows. Accelerators get the plain contraction, on a TPU of two
-rows at least: a single one does not go through the matrix unit. So do bfloat16 weights on a CPU,
-which may have such a unit too: there, sixteen rows cost about what one does in float32.
+pass over the weights, for a few rows. Accelerators get the plain contraction, on a TPU of at least two rows: a single
+row does not use the matrix unit. So do bfloat16 weights on a CPU, which may have such a unit too: there, sixteen rows
+cost about as much as one does in float32.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from jaxspec.ops.packed import PackedWeight
 
 _Kernel = TypeVar("_Kernel")
 
-# Above this many rows the product is bound by arithmetic and the library's matrix product wins.
+# Above this number of rows the product is bound by arithmetic, and the library's matrix product wins.
 MOST_FUSED_ROWS = 48
 
 # One row: the compiler of JAX 0.10 runs `x @ kernel.T` a fifth faster than `(kernel @ x.T).T`; that
@@ -29,28 +29,22 @@ _VECTOR_FIRST = jax.__version_info__ < (0, 11)
 
 
 def project(x: Float[Array, "b t in"], kernel: Float[Array, "*out in"] | PackedWeight) -> Float[Array, "b t *out"]:
-    """Contracts the last axis of `x` with that of `kernel`.
+    """Contracts the last axes of `x` and `kernel`.
 
     Args:
       x: `[b, t, in]`, any float dtype.
-      kernel: `[*out, in]`, weights in the layout they are stored in.
+      kernel: `[*out, in]`, weights in their stored layout.
 
     Returns:
       `[b, t, *out]` in the dtype of `x`.
     """
     if isinstance(kernel, PackedWeight):
         return kernel.product(x)
-    return jax.lax.platform_dependent(
-        x,
-        kernel,
-        cpu=_project_cpu,
-        tpu=_project_tpu,
-        default=contract,
-    )
+    return jax.lax.platform_dependent(x, kernel, cpu=_project_cpu, tpu=_project_tpu, default=contract)
 
 
 def contract(x: Float[Array, "*b in"], kernel: Float[Array, "*out in"]) -> Float[Array, "..."]:
-    """Contracts the last axes, `[*b, *out]` in the dtype of `x`."""
+    """Contracts the last axes; the result is `[*b, *out]` in the dtype of `x`."""
     last = ((x.ndim - 1,), (kernel.ndim - 1,))
     return jax.lax.dot_general(x, kernel, (last, ((), ()))).astype(x.dtype)
 
@@ -59,8 +53,8 @@ def contract(x: Float[Array, "*b in"], kernel: Float[Array, "*out in"]) -> Float
 def _contract_bfloat16(x: Float[Array, "rows in"], kernel: Float[Array, "out in"]) -> Float[Array, "rows out"]:
     """Contracts bfloat16 to bfloat16, summed in float32.
 
-    XLA gives a CPU's matrix unit only products of bfloat16 that end in float32, and the usual
-    gradient of one of those multiplies float32.
+    XLA uses a CPU's matrix unit only for bfloat16 products with float32 results, whose usual gradient multiplies in
+    float32.
     """
     return _bfloat16_product(x, kernel, (1, 1))
 
@@ -88,12 +82,12 @@ def _project_tpu(x: Float[Array, "b t in"], kernel: Float[Array, "*out in"]) -> 
 
 
 def pad_rows(contract: Callable[[Array, _Kernel], Array], x: Array, kernel: _Kernel) -> Array:
-    """Contracts two rows at least: a TPU compiler's estimate for one row is two (v5p) to six (v5e) times that for two.
+    """Contracts at least two rows: the TPU compiler estimates one row at two (v5p) to six (v5e) times the cost of two.
 
     Args:
       contract: the product of `[b, t, in]` and the kernel.
       x: `[b, t, in]`.
-      kernel: `[*out, in]`, or the arrays that make it up.
+      kernel: `[*out, in]`, or the arrays that represent it.
     """
     batch, time = x.shape[:2]
     if batch * time > 1:
@@ -105,7 +99,7 @@ def _project_cpu(x: Float[Array, "b t in"], kernel: Float[Array, "*out in"]) -> 
     batch, time, width = x.shape
     rows = batch * time
     flat_x = x.reshape(rows, width)
-    # Flat, because with more axes one row takes five times as long and a few rows a tenth longer.
+    # Flat: with more axes, one row takes five times as long and a few rows a tenth longer.
     flat_kernel = kernel.reshape(-1, width)
     if x.dtype == kernel.dtype == jnp.bfloat16:
         # As a vector-matrix product, one row takes eight times as long as two.
@@ -125,12 +119,12 @@ def multiply_and_sum(x: Float[Array, "rows in"], kernel: Num[Array, "out in"]) -
     rows = x.shape[0]
     # Row counts that are not a multiple of four leave the vector units partly idle.
     padded = jnp.pad(x, ((0, -rows % 4), (0, 0)))
-    # Without the barrier XLA fuses the operation that made `x` (a norm, an activation) into this pass
-    # and computes it anew for every output; and where two products read one kernel, it makes them
-    # share its broadcast over the rows, gigabytes of a large vocabulary.
+    # Without the barrier XLA fuses the operation that made `x` (a norm, an activation) into this pass and recomputes it
+    # for every output. Two products with one kernel would share its broadcast over the rows: gigabytes for a large
+    # vocabulary.
     padded, kernel = jax.lax.optimization_barrier((padded, kernel))
     products = kernel[None].astype(jnp.float32) * padded[:, None].astype(jnp.float32)
-    # Changes no number. Where XLA of JAX 0.10 fuses such a sum with what follows it, it confuses the rows of some
-    # 33,000 outputs or more; this it does not fuse.
+    # Changes no number, but prevents fusion: XLA of JAX 0.10 mixes up rows when it fuses such a sum with later
+    # operations, from some 33,000 outputs on.
     sums = jax.lax.reduce_precision(jnp.sum(products, axis=-1), exponent_bits=8, mantissa_bits=23)
     return sums[:rows].astype(x.dtype)

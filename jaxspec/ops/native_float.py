@@ -2,21 +2,22 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.ops.matmul import contract
 from jaxspec.ops.native.build import PRODUCT
 from jaxspec.ops.packed import PackedWeight
 
-# Above this many rows arithmetic is the limit, and XLA's matrix product is as good; it would widen bfloat16 first.
-_MOST_ROWS = 96
+# Above this number of tokens arithmetic is the limit, and XLA's product is as good; it would widen bfloat16 first.
+_MOST_TOKENS = 96
 
 
 @register_dataclass
@@ -27,10 +28,10 @@ class NativeWeight(PackedWeight):
     `jaxspec.ops.native.build.register` must have run.
 
     Attributes:
-      values: float32 or bfloat16; sums are float32 either way.
-      dtype: of the rows that are read from it.
-      most_rows: passes of more are XLA's, where the weights are float32, and a token's bits then depend on their
-        number; `None` is never.
+      values: the weight in float32 or bfloat16; sums are float32.
+      dtype: the dtype of rows that are read from it.
+      most_tokens: above this number of tokens, XLA multiplies float32 weights, and a token's bits then depend on the
+        number; `None` is no limit.
     """
 
     name: ClassVar[str] = "native"
@@ -38,11 +39,11 @@ class NativeWeight(PackedWeight):
 
     values: Float[Array, "*out in"]
     dtype: DTypeLike = dataclasses.field(default=jnp.float32, metadata={"static": True})
-    most_rows: int | None = dataclasses.field(default=_MOST_ROWS, metadata={"static": True})
+    most_tokens: int | None = dataclasses.field(default=_MOST_TOKENS, metadata={"static": True})
 
     @classmethod
     def pack(cls, weight: Float[Array, "*out in"], dtype: DTypeLike | None = None) -> Self:
-        """Stores the weight as `dtype`; `None` is its own."""
+        """Stores the weight as `dtype`; `None` keeps its dtype."""
         return cls(weight.astype(weight.dtype if dtype is None else dtype), jnp.dtype(weight.dtype))
 
     @property
@@ -50,37 +51,49 @@ class NativeWeight(PackedWeight):
         return self.values
 
     @property
-    def by_row(self) -> bool:
+    def by_token(self) -> bool:
         return True
 
     @property
     def kernels(self) -> str:
         return "native" if self.values.dtype == jnp.float32 else f"native-{self.values.dtype}"
 
-    def in_any_rows(self) -> Self:
-        return dataclasses.replace(self, most_rows=None)
+    def in_any_pass(self) -> Self:
+        return dataclasses.replace(self, most_tokens=None)
 
     def __getitem__(self, rows: Any) -> Float[Array, "*rows in"]:
         return self.values[rows].astype(self.dtype)
 
     def product(self, x: Float[Array, "b t in"]) -> Float[Array, "b t *out"]:
-        cpu = functools.partial(_cpu, most_rows=self.most_rows)
-        return jax.lax.platform_dependent(x, self.values, cpu=cpu, default=_contract)
+        return self.product_in_loop(x, (self,), jnp.int32(0))
+
+    def loops(self, tokens: int) -> bool:
+        return self.most_tokens is None or tokens <= self.most_tokens or self.values.dtype != jnp.float32
+
+    def product_in_loop(
+        self, x: Float[Array, "b t in"], weights: Sequence[Any], layer: Int[Array, ""]
+    ) -> Float[Array, "b t *out"]:
+        batch, time, _ = x.shape
+        native = self.loops(batch * time) or x.dtype != self.values.dtype
+        values = [weight.values for weight in weights]
+        cpu = functools.partial(_flat, _native if native else _chosen)
+        return jax.lax.platform_dependent(x, layer, *values, cpu=cpu, default=_chosen)
 
 
-def _contract(x: Float[Array, "*b in"], values: Float[Array, "*out in"]) -> Float[Array, "..."]:
-    return contract(x, values.astype(x.dtype))
+def _chosen(x: Float[Array, "*b in"], layer: Int[Array, ""], *values: Float[Array, "*out in"]) -> Array:
+    one = values[0] if len(values) == 1 else jnp.stack(values)[layer]
+    return contract(x, one.astype(x.dtype))
 
 
-def _cpu(
-    x: Float[Array, "b t in"], values: Float[Array, "*out in"], *, most_rows: int | None
+def _native(x: Float[Array, "rows in"], layer: Int[Array, ""], *values: Float[Array, "out in"]) -> Array:
+    shape = jax.ShapeDtypeStruct((x.shape[0], values[0].shape[0]), jnp.float32)
+    return jax.ffi.ffi_call(PRODUCT, shape, vmap_method="sequential")(x, layer, *values)
+
+
+def _flat(
+    product: Callable[..., Array], x: Float[Array, "b t in"], layer: Int[Array, ""], *values: Float[Array, "*out in"]
 ) -> Float[Array, "b t *out"]:
+    """Computes a product of matrices: XLA would first copy weights of more axes in another order."""
     batch, time, width = x.shape
-    # Flat, because XLA copies weights of more axes in another order first.
-    flat_x, flat = x.reshape(batch * time, width), values.reshape(-1, width)
-    if most_rows is not None and batch * time > most_rows and flat.dtype == x.dtype:
-        found = _contract(flat_x, flat)
-    else:
-        shape = jax.ShapeDtypeStruct((batch * time, flat.shape[0]), jnp.float32)
-        found = jax.ffi.ffi_call(PRODUCT, shape, vmap_method="sequential")(flat_x, flat)
-    return found.reshape(batch, time, *values.shape[:-1])
+    found = product(x.reshape(batch * time, width), layer, *(each.reshape(-1, width) for each in values))
+    return found.reshape(batch, time, *values[0].shape[:-1])

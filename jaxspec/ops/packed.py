@@ -1,8 +1,9 @@
-"""Defines weights that are not stored as one array of the activations' dtype, and multiply themselves."""
+"""Defines weights in formats other than an array of the activations' dtype, with their own products."""
 
 import abc
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -12,20 +13,21 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from jaxspec.core.memory import size_of
+from jaxspec.core.pytree import register_dataclass
 
-# The logical axes of an array, one entry a dimension (`jaxspec.sharding.Rules`).
+# The logical axes of an array, one entry per dimension (`jaxspec.sharding.Rules`).
 Axes = tuple[str | tuple[str, ...] | None, ...]
 
 
 class PackedWeight(abc.ABC):
-    """Stands in `params` where a weight `[*out, in]` stood: the base class of weight formats.
+    """Replaces a weight `[*out, in]` in `params`: the base class of weight formats.
 
-    A format is a dataclass under `jaxspec.core.register_dataclass` in a file of its own, with one line in
+    A format is a dataclass under `jaxspec.core.register_dataclass` in a separate file, with one line in
     `ops/formats.py`.
 
     Attributes:
-      name: the format's, such as "int8"; `kernels_of` and messages tell it.
-      dtype: of the rows that are read from it, and of the activations.
+      name: the format's name, such as "int8", for `kernels_of` and messages.
+      dtype: the dtype of rows that are read from it, and of the activations.
       shardable: whether a mesh may split it.
 
     Example:
@@ -45,22 +47,22 @@ class PackedWeight(abc.ABC):
         """Converts a weight; the result may be an approximation of it.
 
         Args:
-          weight: plain floats.
-          dtype: of the stored values, if the format leaves a choice; `None` is the format's own.
+          weight: the weight in floats.
+          dtype: the dtype of the stored values, if the format leaves a choice; `None` is the format's default.
         """
 
     @abc.abstractmethod
     def product(self, x: Float[Array, "b t in"]) -> Float[Array, "b t *out"]:
-        """Contracts the last axis of `x` with that of the weight, as `jaxspec.ops.matmul.project` does."""
+        """Contracts the last axes of `x` and the weight, like `jaxspec.ops.matmul.project`."""
 
     @property
     @abc.abstractmethod
     def stored(self) -> Any:
-        """The array of its values. A format in which it has another shape than the weight overrides `shape`."""
+        """The array of its values. If its shape differs from the weight's, the format overrides `shape`."""
 
     @abc.abstractmethod
     def __getitem__(self, rows: Any) -> Float[Array, "*rows in"]:
-        """Returns rows along the first axis, as `dtype`: of an embedding, or of a head over fewer tokens."""
+        """Returns rows along the first axis, as `dtype`, for an embedding or a head over fewer tokens."""
 
     @property
     def kernels(self) -> str:
@@ -84,22 +86,33 @@ class PackedWeight(abc.ABC):
 
     @property
     def nbytes(self) -> int:
-        """The size of all arrays in bytes, two int4 in each."""
+        """The size of all arrays in bytes; two int4 values share one."""
         return size_of(self)
 
     def take(self, rows: Int[Array, "n"]) -> Self:
-        """Returns the weight of these outputs alone, by the first axis; a format that cannot split rounds anew."""
+        """Selects outputs along the first axis; a format that cannot be split rounds again."""
         axes = ("rows", *(None,) * (self.ndim - 1))
         return self.map_axes(lambda x, own: jnp.take(x, rows, axis=own.index("rows")), axes)
 
     @property
-    def by_row(self) -> bool:
-        """Whether on a CPU the bits of a product's row depend on that row alone."""
+    def by_token(self) -> bool:
+        """Whether on a CPU the bits of a token's product depend on that token alone."""
         return False
 
-    def in_any_rows(self) -> Self:
-        """Returns the weight, multiplied in one way however many rows there are, if the format has several."""
+    def in_any_pass(self) -> Self:
+        """Returns a weight with one way of multiplying for any number of tokens, if the format has several."""
         return self
+
+    def loops(self, tokens: int) -> bool:
+        """Returns whether `product_in_loop` copies no weight in a product with this number of tokens."""
+        del tokens
+        return False
+
+    def product_in_loop(
+        self, x: Float[Array, "b t in"], weights: Sequence[Any], layer: Int[Array, ""]
+    ) -> Float[Array, "b t *out"]:
+        """Computes `weights[layer].product(x)`, where the weights differ from this one only in their values."""
+        raise NotImplementedError(f"{self.name} weights have no products in a loop over layers")
 
     def astype(self, dtype: DTypeLike) -> Float[Array, "*out in"]:
         """Returns the complete weight as an array."""
@@ -108,11 +121,118 @@ class PackedWeight(abc.ABC):
     def map_axes(self, function: Callable[[Any, Axes], Any], axes: Axes) -> Self:
         """Replaces each array by `function(array, its logical axes)`; `axes` are the weight's.
 
-        Here every array has the weight's axes. Override it where one has others, such as scales.
+        Here every array has the weight's axes. Override it if one has others, such as scales.
         """
         return jax.tree.map(lambda x: function(x, axes), self)
 
 
 def is_packed(x: object) -> bool:
-    """Returns whether `x` is a packed weight: the `is_leaf` of functions over parameters."""
+    """Returns whether `x` is a packed weight; the `is_leaf` of functions over parameters."""
     return isinstance(x, PackedWeight)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerWeight(PackedWeight):
+    """Refers to the weight of one layer in a loop over layers.
+
+    Attributes:
+      weights: the weights of all layers, which differ only in their values.
+      layer: the number of the layer.
+    """
+
+    name: ClassVar[str] = "layer"
+    shardable: ClassVar[bool] = False
+
+    weights: Sequence[PackedWeight]
+    layer: Int[Array, ""]
+
+    @classmethod
+    def pack(cls, weight: Float[Array, "*out in"], dtype: DTypeLike | None = None) -> Self:
+        """Raises `TypeError`: it refers to packed weights."""
+        raise TypeError("a layer's weight refers to packed ones; pack each of those")
+
+    @property
+    def stored(self) -> Any:
+        return self.weights[0].stored
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.weights[0].shape
+
+    def __getitem__(self, rows: Any) -> Float[Array, "*rows in"]:
+        """Raises `TypeError`: a loop over layers only multiplies."""
+        raise TypeError("rows of a weight cannot be read in a loop over layers")
+
+    def product(self, x: Float[Array, "b t in"]) -> Float[Array, "b t *out"]:
+        return self.weights[0].product_in_loop(x, self.weights, self.layer)
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class JoinedWeight(PackedWeight):
+    """Concatenates weights along an axis of their outputs.
+
+    Attributes:
+      parts: the weights, whose formats may differ.
+      axis: the concatenated axis of the outputs.
+      dtype: the dtype of rows that are read from it.
+    """
+
+    name: ClassVar[str] = "joined"
+    shardable: ClassVar[bool] = False
+
+    parts: tuple[PackedWeight, ...]
+    axis: int = dataclasses.field(metadata={"static": True})
+    dtype: DTypeLike = dataclasses.field(default=jnp.float32, metadata={"static": True})
+
+    @classmethod
+    def pack(cls, weight: Float[Array, "*out in"], dtype: DTypeLike | None = None) -> Self:
+        """Raises `TypeError`: a joined weight is made of packed ones."""
+        raise TypeError("a joined weight is made of packed ones, JoinedWeight(parts, axis); pack each of those")
+
+    @property
+    def stored(self) -> Array:
+        return self._largest.stored
+
+    @property
+    def by_token(self) -> bool:
+        """Whether on a CPU the bits of a token's product depend on that token alone, in all parts."""
+        return all(part.by_token for part in self.parts)
+
+    def in_any_pass(self) -> Self:
+        return dataclasses.replace(self, parts=tuple(part.in_any_pass() for part in self.parts))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = list(self.parts[0].shape)
+        shape[self.axis] = sum(part.shape[self.axis] for part in self.parts)
+        return tuple(shape)
+
+    @property
+    def kernels(self) -> str:
+        return self._largest.kernels
+
+    def __getitem__(self, rows: Any) -> Float[Array, "*rows in"]:
+        return jnp.concatenate([part[:] for part in self.parts], axis=self.axis)[rows]
+
+    def take(self, rows: Int[Array, "n"]) -> PackedWeight:
+        return type(self._largest).pack(self[rows])
+
+    def map_axes(self, function: Callable[[Any, Axes], Any], axes: Axes) -> Self:
+        return dataclasses.replace(self, parts=tuple(part.map_axes(function, axes) for part in self.parts))
+
+    def product(self, x: Float[Array, "b t in"]) -> Float[Array, "b t *out"]:
+        return jnp.concatenate([part.product(x) for part in self.parts], axis=2 + self.axis)
+
+    def loops(self, tokens: int) -> bool:
+        return all(part.loops(tokens) for part in self.parts)
+
+    def product_in_loop(
+        self, x: Float[Array, "b t in"], weights: Sequence[Any], layer: Int[Array, ""]
+    ) -> Float[Array, "b t *out"]:
+        parts = zip(*(weight.parts for weight in weights), strict=True)
+        return jnp.concatenate([part[0].product_in_loop(x, part, layer) for part in parts], axis=2 + self.axis)
+
+    @property
+    def _largest(self) -> PackedWeight:
+        return max(self.parts, key=lambda part: part.nbytes)

@@ -1,7 +1,9 @@
 """Computes rotary position embeddings (Su et al. 2104.09864), in the half-split layout of Llama."""
 
 import dataclasses
+import functools
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 import jax
@@ -17,17 +19,25 @@ RopeTable = tuple[Float[Array, "b t half"], Float[Array, "b t half"]]
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """Defines a stretch of rotary frequencies for contexts longer than the trained one.
+    """Defines how rotary frequencies are scaled for contexts longer than in training.
 
-    `linear` divides every frequency by `factor`. `llama3` divides only the low ones and blends
-    between the two cut-offs (Llama 3.1 model card).
+    `linear` divides every frequency by `factor`. `llama3` divides only the low ones, and blends between the two
+    cut-offs (Llama 3.1 model card). `yarn` (Peng et al. 2309.00071) keeps those that turn `beta_fast` times or more in
+    the original context, divides those that turn `beta_slow` times or less, and blends in between, over whole pairs if
+    `truncate`. `longrope` (Ding et al. 2402.13753) divides each frequency by one of `factors`. The rotated vectors are
+    multiplied by `attention_factor`.
     """
 
-    kind: Literal["linear", "llama3"]
+    kind: Literal["linear", "llama3", "yarn", "longrope"]
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context_length: int = 8192
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    factors: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +46,11 @@ class Rope:
 
     theta: float
     scaling: RopeScaling | None = None
+
+    @property
+    def attention_factor(self) -> float:
+        """The factor of rotated vectors."""
+        return 1.0 if self.scaling is None else self.scaling.attention_factor
 
 
 def apply_rope(
@@ -49,7 +64,7 @@ def apply_rope(
 
 
 def rotate(x: Float[Array, "b t *heads d"], table: RopeTable) -> Float[Array, "b t *heads d"]:
-    """Rotates each head vector by a table from `rope_tables`, as `apply_rope` does."""
+    """Rotates each head vector like `apply_rope`, by a table from `rope_tables`."""
     return jax.lax.platform_dependent(x, *table, tpu=_rotate_tpu, default=_rotate)
 
 
@@ -61,10 +76,10 @@ def _rotate(x: Array, cos: Array, sin: Array) -> Array:
 
 
 def _rotate_tpu(x: Array, cos: Array, sin: Array) -> Array:
-    """Computes the same bits in one operation: a TPU's compiler fuses a product, but no halves that are joined."""
+    """Computes the same bits in one operation: the TPU compiler fuses a product, but not a concatenation of halves."""
     width, wide = x.shape[-1], x.astype(jnp.float32)
     row, column = (jax.lax.broadcasted_iota(jnp.int32, (width, width), axis) for axis in range(2))
-    # Puts the second half, negative, before the first: sums of one number each, of which bfloat16 loses nothing.
+    # Puts the negated second half before the first: each sum has one term, so bfloat16 is exact.
     swap = (column - row == width // 2).astype(jnp.float32) - (row - column == width // 2).astype(jnp.float32)
     precision = None if x.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
     swapped = jax.lax.dot_general(wide, swap, (((x.ndim - 1,), (0,)), ((), ())), precision=precision)
@@ -73,44 +88,45 @@ def _rotate_tpu(x: Array, cos: Array, sin: Array) -> Array:
 
 
 def _of_heads(part: Float[Array, "b t n"], x: Float[Array, "b t *heads d"]) -> Float[Array, "b t *ones n"]:
-    """Gives a table the axes of the vectors."""
+    """Reshapes a table to broadcast with the vectors."""
     return part.reshape(*part.shape[:2], *(1,) * (x.ndim - 3), part.shape[-1])
 
 
-def rope_tables(positions: Int[Array, "b t"], head_dim: int, ropes: tuple[Rope | None, ...]) -> list[RopeTable | None]:
-    """Computes each layer's table, once for all layers with the same embedding; `None` for layers without one."""
-    found: dict[Rope | None, RopeTable | None] = {None: None}
-    for rope in ropes:
-        if rope is not None and rope not in found:
-            found[rope] = _unfused(_angles(positions, head_dim, rope))
-    return [found[rope] for rope in ropes]
+def rope_tables(
+    positions: Int[Array, "b t"], rotary: Iterable[tuple[int, Rope] | None]
+) -> dict[tuple[int, Rope] | None, RopeTable | None]:
+    """Computes the table of each head size and embedding once for all layers; `None` maps to `None`."""
+    each = dict.fromkeys(rotary)
+    return {key: None if key is None else _unfused(_angles(positions, *key), key[1]) for key in each}
 
 
 def rope_table(positions: Int[Array, "b t"], head_dim: int, rope: Rope) -> RopeTable:
     """Computes the table of one embedding."""
-    return _cos_and_sin(_angles(positions, head_dim, rope))
+    return _cos_and_sin(_angles(positions, head_dim, rope), rope)
 
 
 def _angles(positions: Int[Array, "b t"], head_dim: int, rope: Rope) -> Float[Array, "b t half"]:
     return positions[..., None].astype(jnp.float32) * frequencies(head_dim, rope)[None, None]
 
 
-def _cos_and_sin(angles: Float[Array, "b t half"]) -> RopeTable:
-    return jnp.cos(angles), jnp.sin(angles)
+def _cos_and_sin(angles: Float[Array, "b t half"], rope: Rope) -> RopeTable:
+    table = jnp.cos(angles), jnp.sin(angles)
+    return table if rope.attention_factor == 1 else (table[0] * rope.attention_factor, table[1] * rope.attention_factor)
 
 
-def _unfused(angles: Float[Array, "b t half"]) -> RopeTable:
-    """Computes cosines and sines apart from the layers that use them.
+def _unfused(angles: Float[Array, "b t half"], rope: Rope) -> RopeTable:
+    """Computes cosines and sines separately from the layers that use them.
 
-    A CPU's compiler would fuse them into each layer's rotation, and compute them anew for every number of every head:
-    a fifteenth of a pass over 24 tokens. It takes barriers away before that, but not a condition that it cannot know.
+    A CPU compiler would fuse them into each layer's rotation and recompute them for every number of every head: a
+    fifteenth of a pass over 24 tokens. It removes barriers before that, but not a condition that it cannot evaluate.
     """
-    on_cpu = lambda x: jax.lax.cond(jnp.any(jnp.isnan(x)), lambda x: (x, x), _cos_and_sin, x)  # noqa: E731
-    return jax.lax.platform_dependent(angles, cpu=on_cpu, default=_cos_and_sin)
+    table = functools.partial(_cos_and_sin, rope=rope)
+    on_cpu = lambda x: jax.lax.cond(jnp.any(jnp.isnan(x)), lambda x: (x, x), table, x)  # noqa: E731
+    return jax.lax.platform_dependent(angles, cpu=on_cpu, default=table)
 
 
 def frequencies(head_dim: int, rope: Rope) -> Float[Array, "half"]:
-    """Returns the radians by which each position rotates each pair of a head vector."""
+    """Returns the angle in radians by which each position rotates each pair of a head vector."""
     exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
     plain = rope.theta**-exponents
     match rope.scaling:
@@ -118,13 +134,34 @@ def frequencies(head_dim: int, rope: Rope) -> Float[Array, "half"]:
             return plain
         case RopeScaling(kind="linear", factor=factor):
             return plain / factor
+        case RopeScaling(kind="longrope", factors=factors):
+            return plain / jnp.asarray(factors, jnp.float32)
+        case RopeScaling(kind="yarn", factor=factor) as scaling:
+            kept = _yarn_kept(head_dim, rope.theta, scaling)
+            return kept * plain + (1.0 - kept) * plain / factor
         case scaling:
             return _llama3_frequencies(plain, scaling)
 
 
 def _llama3_frequencies(frequencies: Float[Array, "half"], scaling: RopeScaling) -> Float[Array, "half"]:
-    """Divides low frequencies by the factor, keeps high ones, and blends those between."""
+    """Divides low frequencies by the factor, keeps high ones, and blends in between."""
     rotations = scaling.original_context_length * frequencies / (2 * math.pi)
     span = scaling.high_freq_factor - scaling.low_freq_factor
     keep = jnp.clip((rotations - scaling.low_freq_factor) / span, 0.0, 1.0)
     return keep * frequencies + (1.0 - keep) * frequencies / scaling.factor
+
+
+def _yarn_kept(head_dim: int, theta: float, scaling: RopeScaling) -> Float[Array, "half"]:
+    """Returns how much of each frequency is kept, from 0 to 1, as transformers computes it."""
+
+    def pair(rotations: float) -> float:
+        """Returns the place of the frequency that turns this often in the original context."""
+        wavelength = scaling.original_context_length / (2 * math.pi * rotations)
+        return head_dim * math.log(wavelength) / (2 * math.log(theta))
+
+    low, high = pair(scaling.beta_fast), pair(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    span = high - low or 0.001
+    return 1.0 - jnp.clip((jnp.arange(head_dim // 2, dtype=jnp.float32) - low) / span, 0.0, 1.0)

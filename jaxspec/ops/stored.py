@@ -1,11 +1,17 @@
-"""Multiplies by weights as a file stores them, in blocks of a few bits, with native CPU kernels."""
+"""Multiplies by weights in a file's blocks of a few bits, with native CPU kernels.
 
+The weights are in huge pages, if the system provides them.
+"""
+
+import contextlib
 import ctypes
 import dataclasses
 import functools
 import itertools
+import mmap
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Self
 
@@ -17,11 +23,51 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int, UInt8
 
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.ops.huge_pages import empty_bytes
 from jaxspec.ops.native.build import STORED_PRODUCT, STORED_ROWS, register
 from jaxspec.ops.packed import Axes, PackedWeight
 
-# The formats that there are kernels for, by GGML's names: the inputs of a block, and its bytes in a file.
+_CHUNK = 1 << 24  # a mapping that smaller pieces share
+_OWN = 1 << 22  # pieces from this size on have their own mapping, which is freed with them
+_PAGE = 1 << 21
+_ALIGNED = 64  # XLA copies arrays with less alignment
+
+
+class _Chunks:
+    """Allocates pieces of mappings; a mapping lives as long as any of its pieces."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._rest = np.empty(0, np.uint8)
+
+    def take(self, size: int) -> UInt8[np.ndarray, "size"]:
+        with self._lock:
+            if size > self._rest.size:
+                self._rest = _mapped(_CHUNK)
+            found, used = self._rest[:size], -(-size // _ALIGNED) * _ALIGNED
+            self._rest = self._rest[used:]
+            return found
+
+
+_chunks = _Chunks()
+
+
+def empty_bytes(size: int) -> UInt8[np.ndarray, "size"]:
+    """Allocates bytes of undefined content.
+
+    A product reads its weights sequentially, and with pages of 4 kB the processor stops prefetching at each page's end.
+    """
+    return _mapped(-(-size // _PAGE) * _PAGE)[:size] if size >= _OWN else _chunks.take(size)
+
+
+def _mapped(size: int) -> UInt8[np.ndarray, "size"]:
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
+# The formats that have kernels, by GGML's names: the inputs of a block, and its bytes in a file.
 BLOCKS = {
     "Q2_K": (256, 84),
     "Q3_K": (256, 110),
@@ -36,9 +82,9 @@ BLOCKS = {
     "IQ4_NL": (32, 18),
     "IQ4_XS": (256, 136),
     "MXFP4": (32, 17),
-    "INT4": (32, 19),  # with an integer zero, which GGML has not
+    "INT4": (32, 19),  # with an integer zero; not in GGML
 }
-# What `pack` rounds to.
+# The formats that `pack` rounds to.
 _ROUNDED = {"int8": "Q8_0", "int4": "Q4_1"}
 
 
@@ -51,14 +97,14 @@ class NotFiniteError(ValueError):
 class StoredWeight(PackedWeight):
     """Holds a weight in the blocks of a GGUF file, repacked for the processor; on one CPU device.
 
-    Activations are rounded to int8 with a scale for each 32, and to 16 bits in the eighth of them that is largest.
+    Activations are rounded to int8 with a scale for each 32, and the largest eighth of them to 16 bits.
     No gradient flows through it.
 
     Attributes:
-      tiles: the blocks of some outputs side by side (`native/tiles.h`).
-      weight_shape: `[*out, in]`.
-      block_format: GGML's name, such as "Q4_K".
-      dtype: of the rows that are read from it.
+      tiles: the blocks, interleaved over outputs (`native/tiles.h`).
+      weight_shape: the shape of the weight, `[*out, in]`.
+      block_format: GGML's name of the format, such as "Q4_K".
+      dtype: the dtype of rows that are read from it.
     """
 
     name: ClassVar[str] = "stored"
@@ -91,9 +137,9 @@ class StoredWeight(PackedWeight):
 
         Args:
           rows: `[*out, bytes of a row]`, each row's blocks.
-          block_format: one of `BLOCKS`.
-          shape: of the weight; a row's last block may hold more than `shape[-1]` inputs, whose weights are 0.
-          dtype: of the rows that are read from it.
+          block_format: a name in `BLOCKS`.
+          shape: the shape of the weight; surplus inputs of a row's last block have weight 0.
+          dtype: the dtype of rows that are read from it.
 
         Raises:
           NotFiniteError: a block's scale or minimum is NaN or infinite.
@@ -110,7 +156,7 @@ class StoredWeight(PackedWeight):
         return self.weight_shape
 
     @property
-    def by_row(self) -> bool:
+    def by_token(self) -> bool:
         return True
 
     @property
@@ -126,36 +172,43 @@ class StoredWeight(PackedWeight):
         return found[:, : self.shape[-1]].reshape(*index.shape, self.shape[-1]).astype(self.dtype)
 
     def take(self, rows: Int[Array, "n"]) -> Self:
-        # Outputs lie side by side in a tile; blocks of int8 hold those of Q8_0 exactly, and others closely.
+        # Outputs are interleaved in a tile; blocks of int8 represent Q8_0 exactly, and other formats closely.
         return self.pack(self[rows])
 
     def map_axes(self, function: Callable[[Any, Axes], Any], axes: Axes) -> Self:
         return dataclasses.replace(self, tiles=function(self.tiles, (None,)))
 
     def product(self, x: Float[Array, "b t in"]) -> Float[Array, "b t *out"]:
+        return self.product_in_loop(x, (self,), jnp.int32(0))
+
+    def loops(self, tokens: int) -> bool:
+        return True
+
+    def product_in_loop(
+        self, x: Float[Array, "b t in"], weights: Sequence[Any], layer: Int[Array, ""]
+    ) -> Float[Array, "b t *out"]:
         batch, time, width = x.shape
         flat = x.reshape(batch * time, width).astype(jnp.float32)
         flat = jnp.pad(flat, ((0, 0), (0, self._inputs - width)))
         shape = jax.ShapeDtypeStruct((batch * time, self.size // width), jnp.float32)
         call = jax.ffi.ffi_call(STORED_PRODUCT, shape, vmap_method="sequential")
-        found = call(flat, self.tiles, format=self.block_format)
+        found = call(flat, layer, *(weight.tiles for weight in weights), format=self.block_format)
         return found.reshape(batch, time, *self.shape[:-1]).astype(x.dtype)
 
     @property
     def _inputs(self) -> int:
-        """The inputs of a row's blocks."""
         inputs = BLOCKS[self.block_format][0]
         return -(-self.shape[-1] // inputs) * inputs
 
 
 def _repack(rows: UInt8[np.ndarray, "*out bytes"], block_format: str) -> UInt8[np.ndarray, "n"]:
-    """Repacks rows of blocks into tiles, some on each processor."""
+    """Repacks rows of blocks into tiles, in parallel."""
     library = register()
     inputs, block_bytes = BLOCKS[block_format]
     flat = np.ascontiguousarray(rows.reshape(-1, rows.shape[-1]))
     out, blocks = flat.shape[0], flat.shape[1] // block_bytes
     if flat.dtype != np.uint8 or flat.shape[1] % block_bytes:
-        raise ValueError(f"expected rows of {block_bytes} bytes a block of {block_format}, got {flat.shape[1]}")
+        raise ValueError(f"expected rows of {block_bytes} bytes per block of {block_format}, got {flat.shape[1]}")
     lanes = library.JaxspecLanes()
     tiles = -(-out // lanes)
     found = empty_bytes(tiles * blocks * library.JaxspecTileBytes(block_format.encode()))

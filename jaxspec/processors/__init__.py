@@ -1,32 +1,18 @@
-"""Defines logits processors: penalties, biases, tokens that are allowed or banned, and those of your own.
+"""Exports the logits processors: penalties, biases, allowed and banned tokens, and support for custom ones.
 
-A policy applies them in the order of its tuple, before temperature, top-k, top-p and min-p. The text interface, and
-`transformers`, have them in this one: bias, repetition, presence and frequency, banned phrases, minimum, allowed
-tokens, those of your own.
+A policy applies them in the order of its tuple, before temperature, top-k, top-p and min-p. The text interface and
+`transformers` use this order: bias, repetition, presence and frequency penalties, banned phrases, minimum length,
+allowed tokens, custom processors.
 """
 
-from typing import TYPE_CHECKING
+from etils import epy as _epy
 
-from jaxspec._lazy import lazy
-
-if TYPE_CHECKING:
-    from jaxspec.processors.allowed import AllowedTokens as AllowedTokens
-    from jaxspec.processors.banned import BannedPhrases as BannedPhrases
+with _epy.lazy_api_imports(globals()):
     from jaxspec.processors.bias import LogitBias as LogitBias
-    from jaxspec.processors.counted import FromCounts as FromCounts
-    from jaxspec.processors.min_new_tokens import MinNewTokens as MinNewTokens
+    from jaxspec.processors.custom import FromCounts as FromCounts, StatefulProcessor as StatefulProcessor
+    from jaxspec.processors.excluded import (
+        AllowedTokens as AllowedTokens,
+        BannedPhrases as BannedPhrases,
+        MinNewTokens as MinNewTokens,
+    )
     from jaxspec.processors.penalties import Penalties as Penalties
-    from jaxspec.processors.stateful import StatefulProcessor as StatefulProcessor
-
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "allowed": ("AllowedTokens",),
-        "banned": ("BannedPhrases",),
-        "bias": ("LogitBias",),
-        "counted": ("FromCounts",),
-        "min_new_tokens": ("MinNewTokens",),
-        "penalties": ("Penalties",),
-        "stateful": ("StatefulProcessor",),
-    },
-)

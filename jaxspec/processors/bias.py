@@ -1,4 +1,4 @@
-"""Adds a bias to the logits of given tokens."""
+"""Adds biases to the logits of given tokens."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -9,20 +9,21 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
+from jaxspec.core import validate
 from jaxspec.core.processing import Processor, Prompt
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.values import is_concrete
+from jaxspec.core.validate import is_concrete
 from jaxspec.processors import ids
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LogitBias(Processor):
-    """Adds a bias to the logits of tokens; -inf excludes one.
+    """Adds biases to the logits of given tokens; -inf excludes a token.
 
     Attributes:
-      tokens: `[n]` ids, or `[b, n]`; -1 pads. The biases of an id that is there twice are added.
-      bias: what is added to each, of the same shape.
+      tokens: `[n]` or `[b, n]` token ids; -1 pads. The biases of a repeated id are summed.
+      bias: the bias of each token, of the shape of `tokens`.
 
     Raises:
       ValueError: if an id is not in the vocabulary, or a bias is NaN or +inf.
@@ -39,29 +40,31 @@ class LogitBias(Processor):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", ids.kept(self.tokens))
-        if isinstance(self.bias, list | tuple):
-            object.__setattr__(self, "bias", np.asarray(self.bias, np.float32))
+        object.__setattr__(self, "bias", ids.kept(self.bias, np.float32))
 
     @classmethod
     def of(cls, biases: Any) -> Self:
-        """Makes it from a mapping of token ids to biases, for all rows."""
+        """Makes a processor from a mapping of token ids to biases, for all rows."""
         if not isinstance(biases, Mapping):
-            raise TypeError(f"biases must map token ids to numbers, got {biases!r}; pass {{token_id: bias}}")
+            raise TypeError(
+                f"biases must map token ids to numbers, got {validate.shown(biases)}; pass {{token_id: bias}}"
+            )
         for token, bias in biases.items():
-            if isinstance(token, bool) or not isinstance(token, int | np.integer) or token < 0:
-                raise ValueError(f"LogitBias needs token ids, got {token!r}; pass {{token_id: bias}}")
-            if isinstance(bias, bool) or not isinstance(bias, int | float | np.number):
-                raise TypeError(f"LogitBias needs a number as the bias of token {token}, got {bias!r}")
-        return cls(np.asarray(list(biases), dtype=np.int64).reshape(-1), np.asarray(list(biases.values()), np.float32))
+            if not ids.is_id(token):
+                raise ValueError(f"LogitBias needs token ids, got {validate.shown(token)}; pass {{token_id: bias}}")
+            if isinstance(bias, bool) or not isinstance(bias, int | float | np.integer | np.floating):
+                raise TypeError(f"LogitBias needs a number as the bias of token {token}, got {validate.shown(bias)}")
+        return cls(list(biases), list(biases.values()))
 
     def check(self, batch: int, vocab_size: int) -> None:
         ids.check("LogitBias.tokens", self.tokens, batch, vocab_size)
-        if np.shape(self.tokens) != np.shape(self.bias):
+        bias = validate.numbers("LogitBias.bias", self.bias, "numbers or -inf")
+        if np.shape(self.tokens) != bias.shape:
             raise ValueError(
-                f"LogitBias needs a bias for each token, got shapes {np.shape(self.tokens)} and {np.shape(self.bias)}"
+                f"LogitBias needs a bias for each token, got shapes {np.shape(self.tokens)} and {bias.shape}"
             )
-        if is_concrete(self.bias) and not np.all(np.asarray(self.bias, np.float64) < np.inf):
-            raise ValueError(f"LogitBias.bias must be numbers or -inf, got {np.asarray(self.bias).tolist()}")
+        if is_concrete(bias) and not np.all(np.asarray(bias, np.float64) < np.inf):
+            raise ValueError(f"LogitBias.bias must be numbers or -inf, got {np.asarray(bias).tolist()}")
 
     def in_range(self, vocab_size: int) -> Any:
         return ids.in_range(self.tokens, vocab_size) & jnp.all(jnp.asarray(self.bias) < jnp.inf, axis=1)

@@ -1,4 +1,4 @@
-"""Lowers the logits of tokens that the text has already."""
+"""Penalizes tokens that are already in the text."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.processing import Processor, Prompt
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.processors import values
+from jaxspec.processors import ids
 
 _LARGEST = 1e4
 
@@ -17,17 +17,17 @@ _LARGEST = 1e4
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Penalties(Processor):
-    """Penalizes repetition: by a factor, by an amount, or by an amount for each time.
+    """Penalizes repeated tokens: by a factor, by a fixed amount, or by an amount per occurrence.
 
-    As in `transformers` and vLLM, repetition counts prompt and answer, presence and frequency the answer alone.
+    As in `transformers` and vLLM, repetition considers prompt and answer; presence and frequency, the answer alone.
 
     Attributes:
-      repetition: positive logits of tokens that are there are divided by it, others multiplied; above 0. Of 1 nothing
-        changes, below 1 repetition is favored. `None` costs nothing, in each of the three.
-      presence: is subtracted once from the logits of tokens that the answer has; negative ones favor them.
-      frequency: is subtracted for each time that the answer has a token.
+      repetition: divides positive logits of tokens in the text and multiplies negative ones; above 0. 1 changes
+        nothing, and values below 1 favor repetition. For all three attributes, `None` costs nothing.
+      presence: subtracted once from the logits of tokens in the answer; negative values favor these tokens.
+      frequency: subtracted from a token's logit for each occurrence in the answer.
 
-    Each is one value or one a row.
+    Each is one value or `[b]`, one per row.
 
     References:
       CTRL: Keskar et al. (2019), arXiv:1909.05858, section 4.1 (repetition).
@@ -46,11 +46,11 @@ class Penalties(Processor):
     def check(self, batch: int, vocab_size: int) -> None:
         if self.repetition is not None:
             smallest, expected = 1 / _LARGEST, "above 0, and at least 0.0001; 1 changes nothing"
-            values.check("Penalties.repetition", self.repetition, batch, smallest, _LARGEST, expected)
+            ids.check_values("Penalties.repetition", self.repetition, batch, smallest, _LARGEST, expected)
         for name in ("presence", "frequency"):
             if (value := getattr(self, name)) is not None:
                 expected = "between -10000 and 10000; 0 changes nothing"
-                values.check(f"Penalties.{name}", value, batch, -_LARGEST, _LARGEST, expected)
+                ids.check_values(f"Penalties.{name}", value, batch, -_LARGEST, _LARGEST, expected)
 
     def in_range(self, vocab_size: int) -> Any:
         good = jnp.ones((), jnp.bool_)
@@ -63,10 +63,10 @@ class Penalties(Processor):
 
     def spread(self, batch: int) -> "Penalties":
         each = (self.repetition, self.presence, self.frequency)
-        return Penalties(*(None if value is None else values.spread(value, batch) for value in each))
+        return Penalties(*(None if value is None else ids.spread_values(value, batch) for value in each))
 
     def init(self, prompt: Prompt) -> tuple[Bool[Array, "b v"], Int[Array, "b v"]]:
-        """Returns which tokens the prompt has, and how often the answer has each."""
+        """Returns the mask of the prompt's tokens, and the count of each token in the answer."""
         batch, width = prompt.tokens.shape
         rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
         used = jnp.arange(width, dtype=jnp.int32)[None] < prompt.length[:, None]
@@ -80,7 +80,7 @@ class Penalties(Processor):
         processed = self._penalized(logits, seen[:, None], counts[:, None])
         if path.shape[2] == 0:
             return processed
-        # What the drafts above a position add concerns a few tokens: the others' logits are those of the text.
+        # The drafts before a position change the logits of a few tokens only; the others depend on the text alone.
         tokens = jnp.maximum(path, 0)
         again = jnp.sum(path[..., None] == path[..., None, :], axis=-1, dtype=jnp.int32)
         row = jnp.arange(path.shape[0], dtype=jnp.int32)[:, None, None]
@@ -98,16 +98,16 @@ class Penalties(Processor):
     def _penalized(
         self, logits: Float[Array, "b n *c"], seen: Bool[Array, "b #n *c"], counts: Int[Array, "b #n *c"]
     ) -> Float[Array, "b n *c"]:
-        """Returns logits of tokens that were seen in the prompt, or are so many times in the answer."""
-        there = counts > 0
-        shaped = lambda value: values.meet(value, logits)  # noqa: E731
+        """Returns penalized logits, given which tokens the prompt has and their counts in the answer."""
+        present = counts > 0
+        shaped = lambda value: ids.meet(value, logits)  # noqa: E731
         if self.repetition is not None:
             factor = shaped(self.repetition)
-            logits = jnp.where(seen | there, jnp.where(logits < 0, logits * factor, logits / factor), logits)
+            logits = jnp.where(seen | present, jnp.where(logits < 0, logits * factor, logits / factor), logits)
         if self.frequency is not None:
-            # Chosen, so that no compiler rounds product and difference at once, in one program and not in another.
+            # `where` keeps compilers from fusing product and difference, which would round once, in some programs only.
             amount = shaped(self.frequency) * counts.astype(logits.dtype)
-            logits = logits - jnp.where(there, amount, jnp.zeros((), logits.dtype))
+            logits = logits - jnp.where(present, amount, jnp.zeros((), logits.dtype))
         if self.presence is not None:
-            logits = logits - jnp.where(there, shaped(self.presence), jnp.zeros((), logits.dtype))
+            logits = logits - jnp.where(present, shaped(self.presence), jnp.zeros((), logits.dtype))
         return logits

@@ -1,11 +1,13 @@
 """Joins the processes of a mesh, and exchanges values between their hosts.
 
-Every process runs the same program on the same inputs, and holds the parts of each array that lie
-on its own devices. Nothing here is needed, or does anything, on a mesh of one process.
+Every process runs the same program on the same inputs, and holds the parts of each array that are on its own devices.
+On a mesh of one process, nothing here is needed, and nothing has an effect.
 """
 
+import dataclasses
+import enum
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -15,8 +17,73 @@ from jax import Array
 from jax.core import Tracer
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import default_registry
 
-from jaxspec.sharding.describe import describe
+from jaxspec.core.model import Model
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, np.dtype)
+_MOST_VALUES = 2**24
+
+
+def describe(value: object, *, with_values: bool = True) -> Iterator[bytes]:
+    """Yields a value's classes, static fields, shapes and dtypes, and the values of its arrays, as bytes.
+
+    Omits the values of arrays inside a `Model`, of arrays of more than 2^24 elements, and of arrays that this process
+    holds only in part. For an object that is not plain, a container, a dataclass or a pytree, yields only the class,
+    as its `repr` may differ between processes.
+    """
+    yield f"({_name(type(value))} ".encode()
+    if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
+        yield _name(value).encode()
+    elif isinstance(value, enum.Enum):
+        yield value.name.encode()
+    elif isinstance(value, _PLAIN):
+        yield repr(value).encode()
+    elif isinstance(value, Mesh):
+        yield repr(tuple(value.shape.items())).encode()
+    elif hasattr(value, "shape") and hasattr(value, "dtype"):
+        yield from _describe_array(value, with_values)
+    else:
+        yield from _describe_parts(value, with_values and not isinstance(value, Model))
+    yield b")"
+
+
+def _describe_parts(value: object, with_values: bool) -> Iterator[bytes]:
+    if isinstance(value, Mapping):
+        pairs = (b"".join(describe(pair, with_values=with_values)) for pair in value.items())
+        yield from sorted(pairs)
+    elif isinstance(value, Set):
+        yield from sorted(b"".join(describe(part, with_values=with_values)) for part in value)
+    elif dataclasses.is_dataclass(value):
+        # Fields that `repr` omits, such as the parent of a Flax module, may be circular.
+        for field in dataclasses.fields(value):
+            if field.repr and hasattr(value, field.name):
+                yield field.name.encode()
+                yield from describe(getattr(value, field.name), with_values=with_values)
+    else:
+        for part in _pytree_parts(value):
+            yield from describe(part, with_values=with_values)
+
+
+def _pytree_parts(value: object) -> tuple[Any, ...]:
+    if isinstance(value, tuple | list):
+        return tuple(value)
+    children, static = default_registry.flatten_one_level(value) or ((), None)
+    # A node registered as static is its own static part.
+    return (*children, None if static is value else static)
+
+
+def _describe_array(x: Any, with_values: bool) -> Iterator[bytes]:
+    yield f"{tuple(x.shape)} {x.dtype} {getattr(x, 'weak_type', False)}".encode()
+    if not with_values or isinstance(x, jax.ShapeDtypeStruct) or x.size > _MOST_VALUES:
+        return
+    if not isinstance(x, Array) or x.is_fully_addressable:
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        yield np.asarray(jax.random.key_data(x) if is_key else x).tobytes()
+
+
+def _name(kind: Any) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def join(
@@ -27,28 +94,28 @@ def join(
     timeout: int = 60,
     start_timeout: int = 300,
 ) -> None:
-    """Joins several processes to one JAX program, on one host or on many. Call it before any other function of JAX.
+    """Joins several processes into one JAX program, on one or many hosts. Call it before any other JAX function.
 
     Each process then calls the same functions of jaxspec with the same arguments, and a mesh over `jax.devices()`.
 
-    If a process dies, is stopped, cannot be reached or ends with an error, JAX ends the others with an error message
-    and a status other than 0 within `timeout` and ten more seconds, whatever they are doing. The same happens to those
-    that reach their own end so much earlier than the last one. A process that is alive and never makes its next call
-    is not detected. A signal to terminate ends a process, as usual; JAX by itself would only take note of it.
-    JAX's collectives on CPUs also end with an error if a process makes its first one half a minute before another
-    process does, and print a line about each connection.
+    If a process dies, is stopped, becomes unreachable or fails, JAX terminates the others with an error message and a
+    nonzero status. This happens within `timeout` plus ten seconds, regardless of what they are doing. It also happens
+    to processes that finish that much earlier than the last one. A process that is alive but never makes its next call
+    is not detected. A termination signal ends a process, as usual; by default, JAX would only take note of it.
+    JAX's collectives on CPUs also fail if a process makes its first one half a minute before another process does, and
+    print a line for each connection.
 
     Args:
-      coordinator: `host:port` of the first process, reachable by all of them; any free port. `None` lets JAX find
-        this and the other two on Cloud TPU, Slurm and Open MPI.
+      coordinator: `host:port` of the first process, with any free port, reachable by all processes. `None` lets JAX
+        find this and the next two arguments on Cloud TPU, Slurm and Open MPI.
       num_processes: the number of processes.
-      process_id: the number of this one, from 0.
-      timeout: seconds without a sign of life after which a process is taken for dead.
-      start_timeout: seconds to wait for all processes to start; then JAX ends those that came, with an error.
+      process_id: the index of this process, from 0.
+      timeout: the seconds without a heartbeat after which a process is considered dead.
+      start_timeout: the seconds to wait for all processes to start; then JAX terminates those that did, with an error.
 
     Raises:
-      ValueError: some of the three are given and some not, or they do not fit; or none, and JAX cannot find them.
-      RuntimeError: JAX has run something already.
+      ValueError: if only some of the first three are given, if they are inconsistent, or if JAX cannot find them.
+      RuntimeError: if JAX has already run a computation.
 
     Example:
         >>> jaxspec.sharding.join("localhost:1234", num_processes=2)
@@ -78,49 +145,40 @@ def join(
 
 
 def put_from_host(x: Any, sharding: NamedSharding) -> Array:
-    """Makes one array over all processes of equal arrays that each process has completely.
+    """Makes one array over all processes from equal arrays, of which each process holds a complete copy.
 
-    Unlike `jax.device_put` it sends nothing, and does not check that the others have the same. An array that
-    is on several processes already is moved by `jax.device_put`.
+    Unlike `jax.device_put`, it communicates nothing, and does not check that the copies are equal. An array that
+    already spans several processes is moved by `jax.device_put`.
     """
     if isinstance(x, Array) and not x.is_fully_addressable:
         return jax.device_put(x, sharding)
-    if _is_key(x):
-        # Key data has an axis more; one that is not named is not split.
+    if isinstance(x, Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        # Key data has one more axis; an axis that is not named is not split.
         return jax.random.wrap_key_data(put_from_host(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
     values = np.asarray(x)
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
 
-def _is_key(x: Any) -> bool:
-    return isinstance(x, Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def is_tracing() -> bool:
-    """Returns whether JAX is tracing: then constants too must stay out of arrays over several processes."""
-    return isinstance(jax.device_put(0), Tracer)
-
-
 def spans_processes(mesh: Mesh) -> bool:
-    """Returns whether some devices of a mesh belong to other processes."""
+    """Returns whether any device of a mesh belongs to another process."""
     return any(device.process_index != jax.process_index() for device in mesh.devices.flat)
 
 
 def check_same(parts: dict[str, Any], mesh: Mesh, number: int = 0) -> int:
-    """Compares the values that the processes of a mesh pass, and shares a number: one exchange of 32 bytes.
+    """Checks that all processes of a mesh pass the same values, and shares a number, in one exchange of 32 bytes.
 
-    Each part is compared by `describe`. While JAX traces there is nothing to compare.
+    Compares each part by `describe`. Compares nothing while JAX is tracing.
 
     Args:
-      parts: the values that must be the same, by the names that the error tells.
-      mesh: the processes that its devices belong to take part.
-      number: below 2^32.
+      parts: the values that must be the same, by the names to use in the error.
+      mesh: the mesh whose processes take part.
+      number: an integer below 2^32.
 
     Returns:
-      The number of the process of the first device.
+      The number passed by the first device's process.
 
     Raises:
-      ValueError: on every process, if some process passes something else.
+      ValueError: on every process, if any process passes other values.
     """
     if not spans_processes(mesh) or any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(parts)):
         return number
@@ -134,15 +192,14 @@ def check_same(parts: dict[str, Any], mesh: Mesh, number: int = 0) -> int:
         names = ", ".join(name for name, others in zip(parts, differ.T, strict=True) if others.any())
         who = sorted({device.process_index for device, others in zip(devices, differ, strict=True) if others.any()})
         raise ValueError(
-            f"every process must pass the same {names}, got others on process {', '.join(map(str, who))} than on "
-            f"process {devices[0].process_index}"
+            f"every process must pass the same {names}, got different ones on process {', '.join(map(str, who))} than "
+            f"on process {devices[0].process_index}"
         )
     return int.from_bytes(rows[0, :4].tobytes(), "little")
 
 
 def _gather(row: bytes, devices: Sequence[Any]) -> np.ndarray:
-    """Returns the rows of the processes of all devices, on every process."""
-    # Not the caller's mesh: that of another process may have other axes.
+    # Not the caller's mesh, which may have other axes on another process.
     line = Mesh(np.array(devices), ("devices",))
     own = np.frombuffer(row, np.uint8)[None]
     rows = jax.make_array_from_callback(
@@ -152,20 +209,20 @@ def _gather(row: bytes, devices: Sequence[Any]) -> np.ndarray:
 
 
 def by_first(step: Callable[[], None]) -> None:
-    """Runs a step on the first of all of JAX's processes, while the others wait for its end.
+    """Runs a step on the first of JAX's processes, while the others wait for it to finish.
 
     Raises:
-      Exception: that of the step; on the other processes `RuntimeError`, or `FileExistsError` if it is one.
+      Exception: the exception of the step; on the other processes, `FileExistsError` if it is one, else `RuntimeError`.
     """
     error = None
     if jax.process_index() == 0:
         try:
             step()
-        except Exception as caught:  # whatever it is, the others must not wait for ever
+        except Exception as caught:  # for any error, as the others must not wait forever
             error = caught
     kind = 0 if error is None else 2 if isinstance(error, FileExistsError) else 1
     kind = int(multihost_utils.broadcast_one_to_all(np.int32(kind)))
     if error is not None:
         raise error
     if kind:
-        raise (RuntimeError, FileExistsError)[kind - 1]("the first process could not do it; its error says why")
+        raise (RuntimeError, FileExistsError)[kind - 1]("the first process failed; its error says why")

@@ -1,4 +1,4 @@
-"""Places models on a mesh: the logical axes of each parameter, `shard` and `shard_models`."""
+"""Shards models over a mesh: the logical axes of each parameter, `shard` and `shard_models`."""
 
 import dataclasses
 import math
@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from jax.tree_util import DictKey
 
+from jaxspec.core import validate
 from jaxspec.core.layout import Unsharded
+from jaxspec.core.typed import typed
 from jaxspec.nn.network import Network, packed_weights
 from jaxspec.ops.packed import Axes, PackedWeight, is_packed
 from jaxspec.sharding.placement import Placement, automatic, put
@@ -20,7 +23,7 @@ from jaxspec.sharding.rules import Rules, as_tuple, default_rules, pieces
 _Tree = TypeVar("_Tree")
 _Network = TypeVar("_Network", bound=Network)
 
-# By the end of a parameter's path; see `jaxspec.nn.transformer` for the layouts.
+# Keyed by the last names of a parameter's path; see `jaxspec.nn.transformer` for the layouts.
 _AXES: dict[tuple[str, ...], Axes] = {
     ("embedding",): ("vocab", "embed"),
     ("head",): ("vocab", "embed"),
@@ -38,22 +41,22 @@ _AXES: dict[tuple[str, ...], Axes] = {
     ("up", "bias"): ("mlp",),
     ("down", "kernel"): ("embed", "mlp"),
     ("down", "bias"): (None,),
-    # Heads' products that are added up over devices, each of which reads a part of the inputs that all of them have.
+    # Products in heads that are summed over devices; each device reads a part of the replicated inputs.
     ("fuse", "kernel"): ("embed", "mlp"),
     ("mix", "kernel"): ("embed", "mlp"),
     ("head", "kernel"): ("embed", "mlp"),
 }
-# Such as a layer's, or `head_0_1`, the second block of Medusa's first head.
+# The number of a layer, say, or that of `head_0_1`, the second block of Medusa's first head.
 _NUMBER = re.compile(r"(_\d+)+$")
 
 
 @runtime_checkable
 class SelfSharding(Protocol):
-    """Places itself, a pytree node of several models: `shard_models` calls `shard` where it has no placement."""
+    """Describes a pytree node of several models that `shard_models` shards by its `shard` if it has no placement."""
 
     @property
     def placement(self) -> Any:
-        """The layout of each of its models, a `jaxspec.core.Layout`."""
+        """The layout of the node's models, a `jaxspec.core.Layout`."""
         ...
 
     def shard(self, mesh: Mesh, rules: Rules) -> Self:
@@ -61,12 +64,13 @@ class SelfSharding(Protocol):
         ...
 
 
+@typed("path", rank=(0, 64))
 def parameter_axes(path: tuple[str, ...], rank: int) -> Axes:
-    """Returns the logical axes of the parameter at `path`; an unknown one is replicated.
+    """Returns the logical axes of the parameter at `path`; an unknown parameter is replicated.
 
     Args:
-      path: the names on the way to it.
-      rank: the number of its axes.
+      path: the names on the path to the parameter.
+      rank: the number of the parameter's axes.
 
     Example:
         >>> jaxspec.sharding.parameter_axes(("layer_0", "mlp", "down", "kernel"), rank=2)
@@ -79,6 +83,7 @@ def parameter_axes(path: tuple[str, ...], rank: int) -> Axes:
     return (None,) * rank
 
 
+@typed()
 def parameter_shardings(placement: Placement, params: Any) -> Any:
     """Returns the `NamedSharding` of each array in `params`, in a pytree of the same structure.
 
@@ -91,32 +96,33 @@ def parameter_shardings(placement: Placement, params: Any) -> Any:
 
     def shardings(path: tuple[Any, ...], x: Any) -> Any:
         names = tuple(key.key for key in path if isinstance(key, DictKey))
-        axes = parameter_axes(names, len(x.shape))
+        axes = parameter_axes(names, np.ndim(x))
         if isinstance(x, PackedWeight):
             return x.map_axes(lambda part, its: placement.sharding(part.shape, its), axes)
-        return placement.sharding(x.shape, axes)
+        return placement.sharding(np.shape(x), axes)
 
+    validate.arrays("params", params)
     return jax.tree.map_with_path(shardings, params, is_leaf=is_packed)
 
 
 def shard(model: _Network, mesh: Mesh, rules: Rules | None = None) -> _Network:
-    """Returns the model with its parameters split over `mesh`, and its caches and logits with them.
+    """Returns the model with its parameters split over `mesh`; its caches and logits are split accordingly.
 
-    Do it once, and pass the result to `generate` and to drafters. Target and draft may follow
-    different rules on one mesh: `shard(draft, mesh, REPLICATED)`. Works inside `jax.jit` too.
+    Shard a model once, and pass the result to `generate` and to drafters. Target and draft may follow different rules
+    on one mesh: `shard(draft, mesh, REPLICATED)`. Also works inside `jax.jit`.
 
     Args:
-      model: from `load`, or a head from `load_head`; parameters may also be
-        `jax.ShapeDtypeStruct`, to compile ahead of time.
-      mesh: from `jax.make_mesh`, with axes of the names that the rules use.
-      rules: `TENSOR_PARALLEL`, `DATA_AND_TENSOR`, `FULLY_SHARDED`, `REPLICATED` or your own; `None`
-        is by the axes `data`, `model` and `draft` (`default_rules`).
+      model: a model from `load`, or a head from `load_head`. Its parameters may be `jax.ShapeDtypeStruct`, to compile
+        ahead of time.
+      mesh: a mesh from `jax.make_mesh`, with the axis names that the rules use.
+      rules: `TENSOR_PARALLEL`, `DATA_AND_TENSOR`, `FULLY_SHARDED`, `REPLICATED` or custom rules; `None` splits over the
+        axes `data`, `model` and `draft` (`default_rules`).
 
     Warns:
-      UserWarning: an axis does not divide evenly, so every device holds all of it.
+      UserWarning: if an axis does not divide evenly, so that every device holds all of it.
 
     Raises:
-      TypeError, ValueError: the model is no `LanguageModel` nor head, or rules and mesh do not fit.
+      TypeError, ValueError: if the model is not a `LanguageModel` or head, or if rules and mesh do not match.
 
     Example:
         >>> mesh = jax.make_mesh((1,), ("model",))
@@ -126,21 +132,22 @@ def shard(model: _Network, mesh: Mesh, rules: Rules | None = None) -> _Network:
     """
     if not isinstance(model, Network):
         raise TypeError(
-            f"shard takes a LanguageModel, got {type(model).__name__}; give the arrays of your own model their "
-            "shardings with jax.device_put"
+            f"shard takes a LanguageModel, got {type(model).__name__}; place the arrays of a custom model with "
+            "jax.device_put"
         )
-    if whole := [x for x in packed_weights(model) if not x.shardable]:
+    if unshardable := [x for x in packed_weights(model) if not x.shardable]:
         raise TypeError(
-            f"shard takes a model whose products XLA splits, got {type(whole[0]).__name__}; pass the one that was "
-            "converted to these weights"
+            f"shard takes a model whose products XLA splits, got {type(unshardable[0]).__name__}; pass the model "
+            "before its conversion to these weights"
         )
     placement = Placement.on(mesh, default_rules(mesh) if rules is None else rules)
     params = jax.tree.map(put, model.params, parameter_shardings(placement, model.params))
     return placed(dataclasses.replace(model, params=params), placement)
 
 
+@typed()
 def placed(model: _Network, placement: Placement) -> _Network:
-    """Returns a model whose parameters are on the mesh already, with its placement; warns of what cannot be split.
+    """Sets the placement of a model whose parameters are already on the mesh; warns if an axis cannot be split.
 
     Example:
         >>> mesh = jax.make_mesh((1,), ("model",))
@@ -152,18 +159,19 @@ def placed(model: _Network, placement: Placement) -> _Network:
     return dataclasses.replace(model, placement=placement)
 
 
+@typed()
 def shard_models(models: _Tree, mesh: Mesh, rules: Rules | None = None) -> _Tree:
-    """Places every model and head in a pytree that has no placement yet: a drafter, or `(target, drafter)`.
+    """Shards every model and head without a placement in a pytree, such as a drafter or `(target, drafter)`.
 
-    The models of a `jaxspec.contrib.ParallelDrafter` are put side by side, one at each place along the rules' `drafts`.
+    The models of a `jaxspec.contrib.ParallelDrafter` are placed side by side, one per index along the rules' `drafts`.
 
     Args:
       models: any pytree.
-      mesh: from `jax.make_mesh`.
-      rules: `None` is by the axes `data`, `model` and `draft` (`default_rules`).
+      mesh: a mesh from `jax.make_mesh`.
+      rules: the rules to shard by; `None` splits over the axes `data`, `model` and `draft` (`default_rules`).
 
     Raises:
-      TypeError, ValueError: rules and mesh do not fit, or a model is on another mesh.
+      TypeError, ValueError: if rules and mesh do not match, or a model is on another mesh.
 
     Example:
         >>> mesh = jax.make_mesh((1,), ("model",))
@@ -183,14 +191,15 @@ def shard_models(models: _Tree, mesh: Mesh, rules: Rules | None = None) -> _Tree
             return shard(node, mesh, own) if isinstance(node, Network) else node.shard(mesh, own)
         if node.placement.mesh != automatic(mesh):
             raise ValueError(
-                f"mesh must be the one that the models lie on, got {mesh} and a model on {node.placement.mesh}; pass "
-                "the same mesh to shard, or none here"
+                f"mesh must be the one that the models are on, got {mesh} and a model on {node.placement.mesh}; pass "
+                "the same mesh to shard, or no mesh here"
             )
         return node
 
     return jax.tree.map(place, models, is_leaf=_has_placement)
 
 
+@typed()
 def check_devices(models: Any) -> None:
     """Raises `ValueError` if models in a pytree are on the devices of different meshes.
 
@@ -202,7 +211,7 @@ def check_devices(models: Any) -> None:
     for mesh in meshes[1:]:
         if list(mesh.devices.flat) != list(meshes[0].devices.flat):
             raise ValueError(
-                f"target and drafts must lie on the same devices, got {meshes[0].size} of {meshes[0]} and {mesh.size} "
+                f"target and drafts must be on the same devices, got {meshes[0].size} of {meshes[0]} and {mesh.size} "
                 f"of {mesh}; shard them on one mesh, a small draft by jaxspec.sharding.REPLICATED"
             )
 
@@ -213,7 +222,7 @@ def _has_placement(node: Any) -> bool:
 
 def _warn(model: Network, placement: Placement) -> None:
     config = model.module.config
-    # A head need not have all of these; an axis that it lacks is not split either.
+    # A head may lack some of these; an axis that it lacks is not split.
     fields = {
         "vocab": "vocab_size",
         "kv_heads": "num_kv_heads",
@@ -230,30 +239,30 @@ def _warn(model: Network, placement: Placement) -> None:
         if size % count:
             warnings.warn(
                 f"the {names[axis]} ({size}) cannot be divided evenly over {count} devices of the mesh axis "
-                f"{' x '.join(over)}: every device holds all of that",
+                f"{' x '.join(over)}: every device holds all of it",
                 stacklevel=4,
             )
-    if whole := [name for name, x in _packed(model.params) if _held(x, name, placement) > _share(x, name, placement)]:
+    if uneven := [name for name, x in _packed(model.params) if _held(x, name, placement) > _share(x, name, placement)]:
         warnings.warn(
-            f"the groups of {len(whole)} quantized weights, such as {'/'.join(whole[0])}, cannot be divided evenly "
-            f"over the mesh: every device holds all of those; quantize in smaller groups",
+            f"the groups of {len(uneven)} quantized weights, such as {'/'.join(uneven[0])}, cannot be divided evenly "
+            f"over the mesh: every device holds all of them; quantize in smaller groups",
             stacklevel=4,
         )
 
 
 def _packed(params: Any) -> Iterator[tuple[tuple[str, ...], PackedWeight]]:
-    """Yields the names on the way to each packed weight, and the weight."""
+    """Yields the path of each packed weight, and the weight."""
     for path, x in jax.tree.leaves_with_path(params, is_leaf=is_packed):
         if isinstance(x, PackedWeight):
             yield tuple(key.key for key in path if isinstance(key, DictKey)), x
 
 
 def _held(x: PackedWeight, path: tuple[str, ...], placement: Placement) -> int:
-    """Counts the elements of a packed weight's values that a device has."""
+    """Returns the number of stored elements of a packed weight that each device holds."""
     size = lambda part, axes: math.prod(placement.sharding(part.shape, axes).shard_shape(part.shape))  # noqa: E731
     return x.map_axes(size, parameter_axes(path, x.ndim)).stored
 
 
 def _share(x: PackedWeight, path: tuple[str, ...], placement: Placement) -> int:
-    """Counts the elements that it would have of a plain weight."""
+    """Returns the number of elements that each device would hold of a plain weight of that shape."""
     return math.prod(placement.sharding(x.shape, parameter_axes(path, x.ndim)).shard_shape(x.shape))

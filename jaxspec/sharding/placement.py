@@ -1,15 +1,23 @@
-"""Defines `Placement`: a mesh and rules, and the layouts of caches and activations that follow."""
+"""Defines `Placement`: a mesh and rules, and the resulting layouts of caches and activations.
 
+By default, `jax.make_mesh` makes explicit axes, which make shardings part of types. A gather over a split vocabulary
+has no explicit form. The loop thus runs under automatic axes: the compiler chooses layouts; results are replicated.
+"""
+
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Self, TypeVar
 
 import jax
+import numpy as np
 from jax import Array
 from jax.core import Tracer
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float
 
+from jaxspec.core.programs import is_tracing
+from jaxspec.core.typed import typed
 from jaxspec.sharding import multihost
 from jaxspec.sharding.rules import Rules, as_tuple, pieces
 
@@ -23,8 +31,8 @@ class Placement:
     Static and hashable.
 
     Attributes:
-      mesh: the devices, with automatic axes.
-      rules: the mesh axes of each logical axis.
+      mesh: the mesh, with automatic axes.
+      rules: the mesh axes that each logical axis is split over.
 
     Example:
         >>> mesh = jax.make_mesh((1,), ("model",))
@@ -39,12 +47,11 @@ class Placement:
     def on(cls, mesh: Mesh, rules: Rules) -> Self:
         """Makes a placement after checking mesh and rules.
 
-        A mesh with explicit axes is taken as automatic: the loop's gathers over a split
-        vocabulary have no explicit form.
+        Explicit axes become automatic: the loop's gathers over a split vocabulary have no explicit form.
 
         Raises:
-          TypeError: `mesh` is no `jax.sharding.Mesh`, or `rules` no `Rules`.
-          ValueError: a rule names an axis that `mesh` has not.
+          TypeError: if `mesh` is not a `jax.sharding.Mesh`, or `rules` are not `Rules`.
+          ValueError: if a rule names an axis that `mesh` lacks.
         """
         if not isinstance(rules, Rules):
             raise TypeError(f"rules must be jaxspec.sharding.Rules, got {type(rules).__name__}")
@@ -61,7 +68,7 @@ class Placement:
         return NamedSharding(self.mesh, self.rules.spec(self.mesh, shape, axes))
 
     def constrain(self, x: Array, axes: tuple[Any, ...]) -> Array:
-        """Lays an array out by its logical axes."""
+        """Shards an array by its logical axes."""
         return put(x, self.sharding(x.shape, axes))
 
     def cache(self, cache: _Tree) -> _Tree:
@@ -74,16 +81,16 @@ class Placement:
         return self.constrain(logits, ("batch", None, "vocab"))
 
     def vocab_parts(self, size: int) -> int:
-        """Counts the parts that a vocabulary of this size is split into."""
+        """Returns the number of parts that a vocabulary of this size is split into."""
         (axes,) = self.rules.spec(self.mesh, (size,), ("vocab",))
         return pieces(self.mesh, as_tuple(axes))
 
     def rows(self, tree: _Tree) -> _Tree:
-        """Splits arrays that have the batch first by rows."""
+        """Splits arrays by rows, their first axis."""
         return jax.tree.map(lambda x: self.constrain(x, ("batch", *(None,) * (x.ndim - 1))), tree)
 
     def replicate(self, tree: _Tree) -> _Tree:
-        """Puts complete arrays on every device."""
+        """Replicates arrays on every device."""
         return jax.tree.map(lambda x: put(x, self.replicated), tree)
 
     def on_each(
@@ -94,22 +101,22 @@ class Placement:
         *,
         like: int | tuple[int, ...],
     ) -> Any:
-        """Calls a function on each device with its own parts of the arguments; results are laid out as some of them.
+        """Calls a function on each device's parts of the arguments; results are laid out like the arguments `like`.
 
         Args:
-          function: takes and returns arrays; it needs nothing of other devices.
-          arguments: complete arrays.
-          axes: the logical axes of each.
-          like: the index of that argument; of several results one for each.
+          function: takes and returns arrays, without communication between devices.
+          arguments: the complete arrays.
+          axes: the logical axes of each argument.
+          like: the index of the argument whose layout the result has; for several results, one index for each.
         """
         specs = tuple(self.rules.spec(self.mesh, x.shape, names) for x, names in zip(arguments, axes, strict=True))
-        # Axes that split nothing hold copies, which the function computes alike.
+        # Along axes that split nothing, devices hold copies, for which the function gives equal results.
         out = specs[like] if isinstance(like, int) else tuple(specs[index] for index in like)
         each = jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out, check_vma=False)
         return each(*arguments)
 
     def check_same(self, parts: dict[str, Any], number: int = 0) -> int:
-        """Raises `ValueError` unless every process of the mesh passes the same; see `multihost.check_same`."""
+        """Raises `ValueError` unless all processes of the mesh pass the same values; see `multihost.check_same`."""
         return multihost.check_same(parts, self.mesh, number)
 
     @property
@@ -118,7 +125,8 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec())
 
 
-def put(x: Any, sharding: NamedSharding) -> Any:
+@typed()
+def put(x: Array | np.ndarray | jax.ShapeDtypeStruct, sharding: NamedSharding) -> Any:
     """Moves `x` to a sharding; constrains it if it is traced, and annotates it if it is only a shape.
 
     Example:
@@ -131,17 +139,18 @@ def put(x: Any, sharding: NamedSharding) -> Any:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
     if not isinstance(x, Tracer) and sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
-    if not isinstance(x, Tracer) and not multihost.is_tracing():
+    if not isinstance(x, Tracer) and not is_tracing():
         return multihost.put_from_host(x, sharding)
     if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
-        return jax.sharding.reshard(x, sharding.spec)  # there a constraint only asserts
+        return jax.sharding.reshard(x, sharding.spec)  # with explicit axes, a constraint only asserts
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
+@typed()
 def to_host(tree: _Tree) -> _Tree:
-    """Puts complete copies of arrays that are on a mesh on each of its devices, so that every host can read them.
+    """Replicates arrays on a mesh to all of its devices, so that every host can read them.
 
-    Other arrays, and traced ones, are returned as they are.
+    Everything else, such as traced arrays, is returned unchanged.
 
     Example:
         >>> jaxspec.sharding.to_host({"tokens": prompt})["tokens"].shape
@@ -149,7 +158,7 @@ def to_host(tree: _Tree) -> _Tree:
     """
 
     def gather(x: Any) -> Any:
-        if isinstance(x, Tracer) or not isinstance(x.sharding, NamedSharding):
+        if isinstance(x, Tracer) or not isinstance(getattr(x, "sharding", None), NamedSharding):
             return x
         return jax.device_put(x, NamedSharding(x.sharding.mesh, PartitionSpec()))
 
@@ -157,7 +166,54 @@ def to_host(tree: _Tree) -> _Tree:
 
 
 def automatic(mesh: Mesh) -> Mesh:
-    """Returns the mesh with automatic axes."""
+    """Returns the mesh with all axes automatic."""
     if all(kind == AxisType.Auto for kind in mesh.axis_types):
         return mesh
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+
+
+def under_automatic_axes(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls `function(*arguments)` with every explicit mesh axis made automatic inside."""
+    mesh = _explicit_mesh(arguments)
+    if mesh is None:
+        return function(*arguments)
+    return jax.sharding.auto_axes(function, out_sharding=NamedSharding(mesh, PartitionSpec()))(*arguments)
+
+
+@contextlib.contextmanager
+def automatic_axes() -> Iterator[None]:
+    """Runs programs on the context's mesh (`jax.set_mesh`) with every explicit axis made automatic.
+
+    Unlike `under_automatic_axes`, it keeps the layouts of results. The arrays passed to the programs must be on meshes
+    with automatic axes (`on_automatic_axes`), as those of a `Placement` are.
+
+    Example:
+        >>> with jaxspec.sharding.placement.automatic_axes():
+        ...     jax.jit(jnp.sum)(prompt).shape
+        ()
+    """
+    if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types or is_tracing():
+        yield
+        return
+    with jax.set_mesh(automatic(jax.sharding.get_mesh())):
+        yield
+
+
+def on_automatic_axes(tree: _Tree) -> _Tree:
+    """Returns arrays on their meshes with every explicit axis made automatic; nothing is moved."""
+
+    def is_explicit(x: Any) -> bool:
+        place = None if isinstance(x, Tracer) else getattr(x, "sharding", None)
+        return isinstance(place, NamedSharding) and AxisType.Explicit in place.mesh.axis_types
+
+    def moved(x: Any) -> Any:
+        return jax.device_put(x, NamedSharding(automatic(x.sharding.mesh), x.sharding.spec)) if is_explicit(x) else x
+
+    return jax.tree.map(moved, tree) if any(map(is_explicit, jax.tree.leaves(tree))) else tree
+
+
+def _explicit_mesh(arguments: Any) -> AbstractMesh | None:
+    """Returns the first mesh with an explicit axis, from the context or an argument; `None` if there is none."""
+    meshes = [jax.sharding.get_abstract_mesh()]
+    meshes += [jax.typeof(leaf).sharding.mesh for leaf in jax.tree.leaves(arguments)]
+    return next((mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types), None)

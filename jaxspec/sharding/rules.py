@@ -1,4 +1,4 @@
-"""Defines `Rules`: the mesh axes that each logical axis is split over, and presets."""
+"""Defines `Rules`, which map logical axes to mesh axes, and presets."""
 
 import dataclasses
 import warnings
@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 MeshAxes = str | tuple[str, ...] | None
 
-# Pairs of axes of one array: a weight, the cache, logits.
+# Pairs of logical axes that occur in one array: a weight, the cache, logits.
 _TOGETHER = (
     ("vocab", "embed"),
     ("kv_heads", "embed"),
@@ -22,17 +22,17 @@ _TOGETHER = (
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """Maps each logical axis to the mesh axis, or axes, that it is split over; `None` is not split.
+    """Maps each logical axis to the mesh axis, or axes, that it is split over; `None` means not split.
 
     Attributes:
-      batch: rows, of everything that the loop carries.
-      vocab: token ids: embedding, output head, logits, distributions and noise.
-      kv_heads: key-value heads with their queries: attention weights and the cache.
-      queries: the queries of one key-value head, where there are more devices than such heads.
+      batch: the rows of everything that the loop carries.
+      vocab: token ids, in the embedding, output head, logits, distributions and noise.
+      kv_heads: key-value heads with their queries, in attention weights and the cache.
+      queries: the queries of one key-value head, for more devices than key-value heads.
       mlp: the inner width of the feed-forward block.
-      embed: the width of the residual stream, of weights only: activations are not split by it.
-      drafts: the models of a `ParallelDrafter`, one at each place along the axis. Other logical axes that are
-        split over this axis are so for other models only.
+      embed: the width of the residual stream, in weights only; activations are not split by it.
+      drafts: the models of a `ParallelDrafter`, one per index along the axis. Other logical axes mapped to this mesh
+        axis are split over it for other models only.
 
     Example:
         >>> mesh = jax.make_mesh((1, 1), ("rows", "columns"))
@@ -61,16 +61,16 @@ class Rules:
 
     @property
     def mesh_axes(self) -> set[str]:
-        """Every mesh axis that is named."""
+        """All mesh axes that the rules name."""
         return {name for field in dataclasses.fields(self) for name in as_tuple(getattr(self, field.name))}
 
     def check(self, mesh: Mesh | AbstractMesh) -> None:
-        """Raises `ValueError` if a rule names an axis that `mesh` lacks, `TypeError` if that is no mesh."""
+        """Raises `ValueError` if a rule names an axis that `mesh` lacks, and `TypeError` if `mesh` is not a mesh."""
         _check_kind(mesh)
         if unknown := sorted(self.mesh_axes - set(mesh.axis_names)):
             raise ValueError(
                 f"the rules split over the mesh axes {', '.join(unknown)}, got a mesh with axes "
-                f"{', '.join(mesh.axis_names) or 'none'}; name the mesh's axes so, or pass Rules(...) with its names"
+                f"{', '.join(mesh.axis_names) or 'none'}; rename the mesh's axes, or pass Rules(...) with its names"
             )
 
     def within(self, mesh: Mesh | AbstractMesh) -> Self:
@@ -86,32 +86,30 @@ class Rules:
         return type(self)(**rest)
 
     def spec(self, mesh: Mesh | AbstractMesh, shape: tuple[int, ...], axes: tuple[Any, ...]) -> PartitionSpec:
-        """Returns the split of an array with these logical axes; an axis that does not divide evenly is not split.
+        """Returns the partition of an array with these logical axes; an axis that does not divide evenly is not split.
 
-        An axis of the array may be several logical ones, flattened: a tuple of them.
+        An entry of `axes` may be a tuple: several logical axes, flattened into one axis of the array.
         """
         return PartitionSpec(*(self._split(mesh, size, axis) for size, axis in zip(shape, axes, strict=True)))
 
     @classmethod
     def tensor_parallel(cls, config: Any, mesh: Mesh | AbstractMesh, axes: tuple[str, ...] | None = None) -> Self:
-        """Makes rules that split a decoder's weights over as many devices as its sizes allow, for any mesh.
+        """Makes rules that split a decoder's weights over as many of a mesh's devices as its sizes allow.
 
-        Each mesh axis that divides the key-value heads splits those, each other one that divides a
-        head's queries splits these; vocabulary and inner width are split over all axes that divide
-        them. So a mesh of several small axes splits a model over more devices than it has
-        key-value heads.
+        Mesh axes that divide the key-value heads split them, and other axes that divide a head's queries split those.
+        Vocabulary and inner width are split over all axes that divide them. A mesh of several small axes thus splits a
+        model over more devices than it has key-value heads.
 
         Args:
-          config: the sizes, such as `model.module.config` (a `jaxspec.nn.TransformerConfig`).
-          mesh: the devices.
-          axes: the mesh axes to use, in this order; `None` is all but `data`. If there is a `data`
-            axis, it splits the rows.
+          config: the model's sizes, such as `model.module.config` (a `jaxspec.nn.TransformerConfig`).
+          mesh: the mesh.
+          axes: the mesh axes to use, in order; `None` means all but `data`. A `data` axis, if present, splits the rows.
 
         Warns:
-          UserWarning: something is not split over all of these axes.
+          UserWarning: if something is not split over all of these axes.
 
         Raises:
-          TypeError, ValueError: `mesh` is none, or has no such axis.
+          TypeError, ValueError: if `mesh` is not a mesh, or lacks one of `axes`.
         """
         _check_kind(mesh)
         axes = tuple(name for name in mesh.axis_names if name != "data") if axes is None else as_tuple(axes)
@@ -136,11 +134,11 @@ class Rules:
 
 
 def default_rules(mesh: Mesh | AbstractMesh) -> Rules:
-    """Returns the default rules of a mesh: those of `DRAFTS_BESIDE` for the axes that it has.
+    """Returns the default rules for a mesh: `DRAFTS_BESIDE`, restricted to the axes of the mesh.
 
     Raises:
-      TypeError: that is no mesh.
-      ValueError: it has an axis that these rules do not know, so that models would not be split over it.
+      TypeError: if `mesh` is not a mesh.
+      ValueError: if the mesh has an axis that these rules do not name, so that models would not be split over it.
 
     Example:
         >>> jaxspec.sharding.default_rules(jax.make_mesh((1,), ("model",))).vocab
@@ -177,7 +175,7 @@ def as_tuple(axes: MeshAxes) -> tuple[str, ...]:
 
 
 def _dividing(mesh: Mesh | AbstractMesh, axes: tuple[str, ...], size: int) -> tuple[str, ...]:
-    """Chooses the axes that divide `size` together, the first ones first."""
+    """Selects axes greedily, in order, such that their combined size divides `size`."""
     used: tuple[str, ...] = ()
     for name in axes:
         if size % pieces(mesh, (*used, name)) == 0:
@@ -186,23 +184,23 @@ def _dividing(mesh: Mesh | AbstractMesh, axes: tuple[str, ...], size: int) -> tu
 
 
 def pieces(mesh: Mesh | AbstractMesh, names: tuple[str, ...]) -> int:
-    """Counts the pieces that these mesh axes cut an array into."""
+    """Returns the number of pieces that these mesh axes split an array into."""
     count = 1
     for name in names:
         count *= mesh.shape[name]
     return count
 
 
-# Weights split by head and by column, so that a layer needs two sums over devices and no gather.
+# Weights are split by head and by column, so that a layer needs two sums over devices and no gather.
 TENSOR_PARALLEL = Rules(vocab="model", kv_heads="model", mlp="model")
-# The same, and the rows of a batch split over `data`.
+# `TENSOR_PARALLEL`, with the rows of a batch split over `data`.
 DATA_AND_TENSOR = dataclasses.replace(TENSOR_PARALLEL, batch="data")
 # Weights are split over every device, for models that fit no other way.
 FULLY_SHARDED = dataclasses.replace(DATA_AND_TENSOR, embed="data")
-# Every device has the complete model: for a small draft beside a large target.
+# Every device holds the complete model: for a small draft with a large target.
 REPLICATED = Rules(batch="data")
-# Several drafts at once, each on its own part of the mesh, and the target over all of it. `model`
-# comes first: a draft's distribution is then cut further where it lies, and its pieces swapped along `draft`.
+# Several drafts at once, each on its own part of the mesh, and the target over all of it. `model` comes first, so
+# that a draft's distribution is split further in place, and its pieces are swapped along `draft`.
 DRAFTS_BESIDE = Rules(
     batch="data", vocab=("model", "draft"), kv_heads=("model", "draft"), mlp=("model", "draft"), drafts="draft"
 )

@@ -1,1 +1,1 @@
-"""Continues text with text: `SpeculativeDecoder` and what it is made of."""
+"""Generates text from text: `SpeculativeDecoder` and its parts."""

@@ -9,10 +9,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.core.layout import placement_of
 from jaxspec.core.model import Model
-from jaxspec.core.prefill import prefill
+from jaxspec.core.prefill import prefill, room_for
 from jaxspec.text.decoder import SpeculativeDecoder
+from jaxspec.text.detokenizer import token_text
 from jaxspec.text.result import TextResult
 
 _WIDTH = 64
@@ -23,11 +23,11 @@ class Difference:
     """Describes the first position at which the tokens of one prompt differ.
 
     Attributes:
-      row: which prompt, from 0.
-      position: which new token, from 0.
-      speculative: the token's text at it, or "" where the row had ended.
-      plain: the same without speculation.
-      logit_gap: between the target's two largest logits there.
+      row: index of the prompt.
+      position: index of the new token.
+      speculative: text of the speculative token there; "" after the end of the row.
+      plain: text of the token of plain decoding there; "" after the end of the row.
+      logit_gap: difference between the target's two largest logits there.
     """
 
     row: int
@@ -39,13 +39,13 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Compares two ways of decoding, measured after compilation.
+    """Compares speculative with plain decoding, both measured after compilation.
 
     Attributes:
-      speculative: tokens a second.
-      plain: tokens a second without speculation.
-      sampled: whether tokens were drawn.
-      differences: of each prompt; `None` where all tokens are the same.
+      speculative: tokens per second with speculation.
+      plain: tokens per second without speculation.
+      sampled: whether tokens were sampled.
+      differences: first difference of each prompt; `None` if its tokens are equal.
     """
 
     speculative: float
@@ -55,7 +55,7 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """The speed of speculation over that of plain decoding."""
+        """Speed of speculative decoding divided by that of plain decoding."""
         return self.speculative / self.plain if self.plain else 0.0
 
 
@@ -65,13 +65,13 @@ def compare_results(
     plain: list[TextResult],
     prompts: Sequence[Sequence[int]],
 ) -> Comparison:
-    """Compares two results of the same prompts and the same seed.
+    """Compares speculative with plain results for one set of prompts and one seed.
 
     Args:
-      decoder: of plain decoding.
-      speculative: a result a prompt.
-      plain: the same without speculation.
-      prompts: token ids.
+      decoder: decoder that gives the target and the tokenizer.
+      speculative: one result per prompt, with speculation.
+      plain: one result per prompt, without speculation.
+      prompts: token ids of each prompt.
     """
     rows = zip(speculative, plain, prompts, strict=True)
     return Comparison(
@@ -94,11 +94,11 @@ def _first_difference(
 
 
 def _text_at(decoder: SpeculativeDecoder, ids: Sequence[int], position: int) -> str:
-    return decoder.tokenizer.decode(ids[position : position + 1], skip_special_tokens=False)
+    return "".join(token_text(decoder.tokenizer, index) for index in ids[position : position + 1])
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Returns the first place where two texts differ, which may be the end of one; `None` where they are equal."""
+    """Returns the first index where two sequences differ, possibly the end of the shorter; `None` if equal."""
     if list(one) == list(other):
         return None
     shorter = min(len(one), len(other))
@@ -106,7 +106,7 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def next_logits(target: Model, ids: Sequence[int]) -> np.ndarray:
-    """Returns the target's logits after a text, `[v]`; texts of similar lengths share a program."""
+    """Returns the target's logits after a text, shape `[v]`; texts of similar lengths share a compiled program."""
     tokens = np.zeros((1, -(-len(ids) // _WIDTH) * _WIDTH), np.int32)
     tokens[0, : len(ids)] = ids
     return np.asarray(_logits_after(target, tokens, np.array([len(ids)], np.int32)))
@@ -114,6 +114,6 @@ def next_logits(target: Model, ids: Sequence[int]) -> np.ndarray:
 
 @jax.jit
 def _logits_after(target: Model, tokens: Int[Array, "1 t"], length: Int[Array, "1"]) -> Float[Array, "v"]:
-    cache = prefill(target, tokens, length, target.init_cache(1, tokens.shape[1])).cache
+    cache = prefill(target, tokens, length, target.init_cache(1, room_for(target, tokens.shape[1]))).cache
     last = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
-    return placement_of(target).replicate(target(last, cache).logits[0, 0])
+    return target.traits.placement.replicate(target(last, cache).logits[0, 0])

@@ -1,32 +1,33 @@
-"""Turns token ids into text, piece by piece: whole characters only, and nothing of a stop string."""
+"""Converts token ids to text incrementally: only whole characters, and no part of a stop string."""
 
 import codecs
 from collections.abc import Iterable, Sequence
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 
-# In no vocabulary, so every tokenizer that can spell it does so byte by byte.
+# In no vocabulary, so tokenizers spell it byte by byte, if at all.
 _RARE_CHARACTER = "\U0010fffd"
 
 
 class Detokenizer:
-    """Decodes tokens as they come; the pieces together are `tokenizer.decode` of all of them.
+    """Decodes tokens incrementally; the text before and the joined pieces equal `tokenizer.decode` of all tokens.
 
-    A token may hold a part of a character only. Bytes that could still become a character, or change
+    A token may hold only part of a character. Bytes that could still become a character, or change
     with the next token, are held back:
 
         ids of "ü!"    C3    BC    !
         push returns   ""    "ü"   "!"
 
-    Byte tokens of a SentencePiece tokenizer (`<0x0A>`) are decoded run by run, as `decode` does:
-    a run that is not UTF-8 is replaced byte for byte, so it is held back until it ends.
+    Byte tokens of a SentencePiece tokenizer (`<0x0A>`) are decoded run by run, like `decode`:
+    a run that is not UTF-8 is replaced byte for byte, so each run is held back until it ends.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Starts an empty text.
+    def __init__(self, tokenizer: Tokenizer, before: Iterable[int] = ()) -> None:
+        """Starts after a text.
 
         Args:
           tokenizer: a byte-level or SentencePiece tokenizer.
+          before: tokens of the text before, such as the prompt. Only the first space of a whole text is dropped.
 
         Raises:
           ValueError: if the bytes of single tokens are unknown for this kind of tokenizer.
@@ -36,15 +37,15 @@ class Detokenizer:
         self._run = bytearray()
         self._stray = self._stray_byte_token()
         self._joins_a_run: dict[int, bool] = {}
-        self._began = False
+        self._began = any(map(tokenizer.token_bytes, before))
         self._drops_space = False
 
     def push(self, ids: Iterable[int]) -> str:
-        """Adds tokens; returns the text that is certain now and was not before."""
+        """Adds tokens; returns the text that they made certain."""
         return self._without_first_space("".join(self._one(int(index)) for index in ids))
 
     def flush(self) -> str:
-        """Returns the rest, its incomplete characters replaced by U+FFFD. Ends the text."""
+        """Ends the text; returns the rest, with incomplete characters replaced by U+FFFD."""
         return self._without_first_space(self._close_run() + self._characters.decode(b"", final=True))
 
     def _one(self, index: int) -> str:
@@ -53,15 +54,12 @@ class Detokenizer:
             return ""
         if not self._began:
             self._began = True
-            self._drops_space = self._loses_its_space(index, data)
+            shown = len(data.decode(errors="replace"))
+            self._drops_space = data.startswith(b" ") and len(self._tokenizer.decode([index])) < shown
         if self._is_run_token(index, data):
             self._run += data
             return ""
         return self._close_run() + self._characters.decode(data)
-
-    def _loses_its_space(self, index: int, data: bytes) -> bool:
-        """Returns whether decoding drops the space that the text's first token begins with."""
-        return data.startswith(b" ") and len(self._tokenizer.decode([index])) < len(data.decode(errors="replace"))
 
     def _without_first_space(self, text: str) -> str:
         if not (text and self._drops_space):
@@ -77,9 +75,9 @@ class Detokenizer:
             return "\ufffd" * len(run)
 
     def _is_run_token(self, index: int, data: bytes) -> bool:
-        """Returns whether `decode` takes this token together with the byte tokens around it.
+        """Returns whether `decode` joins this token with the byte tokens around it.
 
-        Followed by a byte that belongs to no character, such a token is replaced as well.
+        Such a token is replaced too if a byte that belongs to no character follows.
         """
         if self._stray is None or len(data) != 1:
             return False
@@ -95,22 +93,33 @@ class Detokenizer:
         parts = [self._tokenizer.token_bytes(index) for index in ids]
         if not all(parts) or len(b"".join(parts[-4:])) != 4:
             return None
-        # Three bytes of an unfinished character are one replacement, or in a run one each.
+        # Three bytes of an unfinished character become one replacement, or in a run one each.
         run = [index for index, part in zip(ids, parts, strict=True) if part[0] >= 0x80][:3]
         return ids[-1] if self._tokenizer.decode(run) == "\ufffd" * 3 else None
 
 
+def decode_after(tokenizer: Tokenizer, before: Iterable[int], ids: Iterable[int]) -> str:
+    """Decodes tokens that continue a text."""
+    detokenizer = Detokenizer(tokenizer, before)
+    return detokenizer.push(ids) + detokenizer.flush()
+
+
+def token_text(tokenizer: Tokenizer, index: int) -> str:
+    """Returns the text of one token, with its space and also if it is special."""
+    return tokenizer.token_bytes(index, skip_special_tokens=False).decode(errors="replace")
+
+
 class StopStrings:
-    """Cuts a text at the first stop string to be completed, however the text is divided.
+    """Cuts a text at the first completed stop string, regardless of how the text is divided.
 
     Text that could begin a stop string is held back until it is known not to.
     """
 
     def __init__(self, stops: str | Sequence[str]) -> None:
-        """Starts an empty text.
+        """Starts with an empty text.
 
         Args:
-          stops: strings that end it.
+          stops: strings that end the text.
 
         Raises:
           TypeError: if one is not a string.
@@ -121,16 +130,17 @@ class StopStrings:
             if not isinstance(stop, str):
                 raise TypeError(f"a stop string must be a string, got {type(stop).__name__}; ids go in stop_tokens")
             if not stop:
-                raise ValueError("a stop string must not be empty, since it would end every text before its start")
+                raise ValueError("a stop string must not be empty: it would end every text before its start")
         self._held = ""
         self._stopped = False
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Adds text; returns the text to show, and whether a stop string has ended it. Text after that is dropped."""
+        """Adds text; returns the text to show and whether a stop string ended it. Text after the end is dropped."""
         if self._stopped:
             return "", True
         self._held += text
-        if (start := self._first_completed()) is not None:
+        if found := [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]:
+            _, start = min(found)  # the one that ends first; of several, the one that begins first
             shown, self._held, self._stopped = self._held[:start], "", True
             return shown, True
         keep = self._possible_beginning()
@@ -138,17 +148,12 @@ class StopStrings:
         return shown, False
 
     def flush(self) -> str:
-        """Returns the text that was held back, now that nothing follows."""
+        """Ends the text; returns the part that was held back."""
         shown, self._held = self._held, ""
         return shown
 
-    def _first_completed(self) -> int | None:
-        """Finds the start of the stop string that ends first; of several, the one that begins first."""
-        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        return min(found)[1] if found else None
-
     def _possible_beginning(self) -> int:
-        """Counts the characters at the end that may be the beginning of a stop string."""
+        """Counts the characters at the end that could begin a stop string."""
         longest = min(len(self._held), max((len(stop) - 1 for stop in self._stops), default=0))
         for size in range(longest, 0, -1):
             if any(stop.startswith(self._held[-size:]) for stop in self._stops):

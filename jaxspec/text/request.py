@@ -1,9 +1,11 @@
-"""Checks a text generation before any work is done: options and encoded prompts."""
+"""Checks a text generation before it starts: options, the processors that they request, and encoded prompts."""
 
+import contextlib
 import dataclasses
+import functools
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any, Self, TypedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self, TypeAlias
 
 import jax
 import numpy as np
@@ -11,22 +13,45 @@ from jaxtyping import Int
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import check_policy, validate
-from jaxspec.core.layout import Layout, placement_of
+from jaxspec.core.layout import Layout, Unsharded
 from jaxspec.core.model import Model
-from jaxspec.core.processing import Processor
-from jaxspec.core.report import Report
+from jaxspec.core.processing import Processor, as_tuple
+from jaxspec.core.results import Report
 from jaxspec.core.sampling import Greedy, Policy, Sampling
-from jaxspec.decoding.arguments import Arguments
+from jaxspec.decoding import hints
+from jaxspec.decoding.options import Arguments, Options, SharedKeywords, SharedOptions, stop_tokens_of
+from jaxspec.decoding.room import shared_room
 from jaxspec.drafters.base import Drafter
+from jaxspec.grammar.automaton import TableTooLargeError
+from jaxspec.grammar.banned import BannedTexts
+from jaxspec.grammar.grammar import MOST_BYTES, Grammar, GrammarTable, token_texts
 from jaxspec.grammar.host import HostMasks
-from jaxspec.grammar.language import Grammar
-from jaxspec.text import controls
+from jaxspec.processors.bias import LogitBias
+from jaxspec.processors.excluded import AllowedTokens, MinNewTokens
+from jaxspec.processors.penalties import Penalties
 from jaxspec.text.detokenizer import StopStrings
 from jaxspec.verifiers.base import Verifier
 
+# The text of a Lark grammar, or a grammar of any kind.
+Asked: TypeAlias = str | Grammar | None
 
-class TextKeywords(TypedDict, total=False):
-    """Lists the names and types of `TextOptions`, for the signatures that take them by keyword."""
+# Texts of up to this many stop tokens share a program.
+_STOP_TOKENS = 8
+# From names of values in processors' errors to names of options.
+_OPTIONS = {
+    "LogitBias.tokens": "logit_bias",
+    "LogitBias.bias": "logit_bias",
+    "LogitBias": "logit_bias",
+    "Penalties.repetition": "repetition_penalty",
+    "Penalties.presence": "presence_penalty",
+    "Penalties.frequency": "frequency_penalty",
+    "MinNewTokens.count": "min_new_tokens",
+    "banned texts": "bad_words",
+}
+
+
+class TextKeywords(SharedKeywords, total=False):
+    """Lists the names and types of `TextOptions`, for signatures that take them as keywords."""
 
     max_new_tokens: int | Sequence[int] | None
     temperature: float
@@ -47,48 +72,54 @@ class TextKeywords(TypedDict, total=False):
     schema: Any
     regex: str | None
     choices: Sequence[str] | None
-    grammar: controls.Asked | Sequence[controls.Asked]
+    grammar: Asked | Sequence[Asked]
     prediction: str | Sequence[str] | None
-    max_drafts: int | Sequence[int] | None
     alternatives: int
 
 
-@dataclasses.dataclass(frozen=True)
-class TextOptions:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextOptions(SharedOptions):
     """Defines the keyword arguments of `SpeculativeDecoder.generate`, `stream`, `chat` and `stream_chat`.
 
+    For `capacity` and `max_drafts` see `jaxspec.generate`.
+
+    Default temperature: 0.7 with top-p 0.9 in `SpeculativeDecoder` and the command `jaxspec generate`; 1.0 in
+    `Sampling()`; 0, which is greedy, in `jaxspec.generate`.
+
     Attributes:
-      max_new_tokens: the most tokens to add, one number or one a prompt; `None` is up to the model's context.
-      temperature: 0 is greedy decoding, for which the other sampling options make no difference.
-      top_p: keep the most likely tokens with this mass together; `None` or 1 keeps all.
+      max_new_tokens: maximum number of new tokens, one or one per prompt; `None` fills the model's context.
+      temperature: sampling temperature; 0 is greedy decoding, which ignores the other sampling options.
+      top_p: keep the most likely tokens up to this total probability; `None` or 1 keeps all.
       top_k: keep this many of the most likely tokens; `None` or 0 keeps all.
-      min_p: keep tokens of at least this share of the most likely one's probability.
-      seed: an integer in [0, 2^32); `None` chooses one, and the result says which.
-      stop: strings that end a text, which is cut before them; `None` and `()` are none.
-      stop_tokens: an id that ends a text, or several; `None` is the tokenizer's own, `()` is none.
-      repetition_penalty: divides the positive logits of tokens that prompt or answer have, and multiplies the others.
-      presence_penalty: is subtracted from the logits of tokens that the answer has.
-      frequency_penalty: the same for each time that it has them.
-      logit_bias: from token ids to what is added to their logits.
-      bad_words: words that are never written, with or without a space before, as their own tokens spell them.
-      min_new_tokens: no stop token ends a text before so many.
-      allowed_tokens: ids of the only tokens that may be written, and the stop tokens.
-      processors: more of them, applied after all these (`jaxspec.processors`).
-      schema: the answer is JSON of this schema: a dictionary, JSON, or a pydantic model.
-      regex: the answer matches it as a whole.
-      choices: the answer is one of these.
-      grammar: the answer is a text of this context-free grammar (Lark, as `llguidance` reads it), or a `Grammar`; or
-        a list with one for each prompt, `None` for those that are free.
-      prediction: what the answer is expected to be, for a drafter that copies: one text, or one a prompt.
-      max_drafts: the most drafts a round, one number or one a prompt; `None` is as many as the drafter has.
-      alternatives: how many likely tokens the result names beside each of its own.
-      n: how many answers each prompt gets, which are a list then; `None` is one.
+      min_p: keep tokens of at least this fraction of the highest probability.
+      seed: an integer in [0, 2^32); `None` chooses one, which the result reports.
+      stop: strings before which a text is cut; `None` or `()` for no cut.
+      stop_tokens: ids that end a text, one or several; `None` is the tokenizer's own, `()` no id.
+      repetition_penalty: divisor of positive logits, and factor of negative ones, of tokens in the prompt or answer.
+      presence_penalty: amount subtracted from the logits of tokens in the answer.
+      frequency_penalty: amount subtracted from a token's logit for each time that it occurs in the answer.
+      logit_bias: dictionary from token ids to amounts added to their logits.
+      bad_words: texts that are never generated, also inside a longer word, however tokens cut them; " a" is banned
+        only after a space.
+      min_new_tokens: number of tokens before which no stop token ends a text.
+      allowed_tokens: ids of the only tokens that may be generated, besides the stop tokens.
+      processors: more processors, applied last (`jaxspec.processors`).
+      schema: JSON schema of the answer: a dictionary, JSON text, or a pydantic model.
+      regex: regular expression that matches the whole answer.
+      choices: strings of which the answer is one.
+      grammar: context-free grammar of the answer (Lark, as `llguidance` reads it), or a `Grammar`; or
+        a list with one per prompt, `None` for no constraint.
+      prediction: expected answer, for a drafter that copies: one text, or one per prompt.
+      alternatives: number of likely tokens that the result reports for each position.
+      answers: number of answers per prompt, returned as a list; `None` is one.
 
     Example:
         >>> options = jaxspec.TextOptions(max_new_tokens=4, temperature=0)
         >>> options.policy()
         Greedy(processors=())
     """
+
+    HINTS = hints.TEXT
 
     max_new_tokens: int | Sequence[int] | None = 128
     temperature: float = 0.7
@@ -109,29 +140,16 @@ class TextOptions:
     schema: Any = None
     regex: str | None = None
     choices: Sequence[str] | None = None
-    grammar: controls.Asked | Sequence[controls.Asked] = None
+    grammar: Asked | Sequence[Asked] = None
     prediction: str | Sequence[str] | None = None
-    max_drafts: int | Sequence[int] | None = None
     alternatives: int = 0
-    n: int | None = None
-
-    @classmethod
-    def parse(cls, options: Mapping[str, Any], n: int | None = None) -> Self:
-        """Makes the options from keyword arguments, and the number of answers.
-
-        Raises:
-          TypeError: if there is no such option.
-        """
-        names = [field.name for field in dataclasses.fields(cls)]
-        if unknown := sorted(set(options) - set(names)):
-            raise TypeError(f"unknown option {', '.join(unknown)}; expected some of {', '.join(names)}")
-        return cls(**options, n=n)
+    answers: int | None = None
 
     def policy(self, processors: Sequence[Processor] = ()) -> Policy:
         """Returns the sampling policy, with processors.
 
         Raises:
-          ValueError: if a parameter is out of range, at temperature 0 too.
+          ValueError: if a parameter is out of range, also at temperature 0.
         """
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.min_p, tuple(processors))
         check_policy.sampling(sampling, batch=1)
@@ -140,17 +158,17 @@ class TextOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextRequest:
-    """Holds a batch of encoded prompts and the models that continue them, checked, with what makes text of the tokens.
+    """Holds a checked batch of encoded prompts, the models that continue them, and the means to decode the tokens.
 
     Attributes:
-      arguments: the models, the prompts and the policy, for the loop.
-      prompts: the token ids of each answer's prompt.
-      single: whether the caller passed one prompt by itself.
-      tokenizer: the target's.
-      seed: the number that the key was made from; `None` for greedy decoding without one.
-      stop: stop strings.
+      arguments: models, prompts and policy, for the loop.
+      prompts: token ids of each answer's prompt.
+      single: whether the caller passed a single prompt, not a list.
+      tokenizer: tokenizer of the target.
+      seed: number that the key is made from; `None` for greedy decoding without one.
+      stop: strings that end a text.
       stop_tokens: ids that end a text.
-      grammars: those of the answers, where the host follows them between the passes; else none.
+      grammars: grammars that the host follows between passes, one per answer; empty if there are none.
     """
 
     arguments: Arguments
@@ -174,38 +192,47 @@ class TextRequest:
         lossy: bool,
         tokenizer: Tokenizer,
         single: bool,
+        room: int | None = None,
     ) -> Self:
-        """Checks the options against the prompts, which are token ids, and pads these.
+        """Checks the options against the prompts (token ids), and pads the prompts.
+
+        `room` is the number of tokens to pad prompts and buffers to; `None` chooses one that most texts share.
 
         Raises:
-          TypeError, ValueError: for options that do not fit; the text names the prompt.
+          TypeError, ValueError: if an option is invalid; the message names the prompt.
         """
         stop = _stop_strings(options.stop, tokenizer)
         stop_tokens = _stop_tokens(options.stop_tokens, len(prompts), tokenizer, target.vocab_size)
-        grammars = controls.grammars_of(options, len(prompts))
-        made = controls.processors(options, grammars, drafter, tokenizer, target.vocab_size, stop_tokens)
+        grammars = grammars_of(options, len(prompts))
+        made = make_processors(options, grammars, drafter, tokenizer, target.vocab_size, stop_tokens)
         policy = options.policy(made)
-        seed = _seed(options.seed, policy, placement_of(target))
+        seed = _seed(options.seed, policy, target.traits.placement)
         validate.max_new_tokens(options.max_new_tokens, len(prompts))
         lengths = np.array([len(ids) for ids in prompts], np.int32)
         _check_context(target, lengths, options.max_new_tokens)
-        arguments, _ = Arguments.check(
-            target,
-            drafter,
-            _padded(prompts, 0),
+        validate.counts("generate", answers=1 if options.answers is None else options.answers)
+        answers = 1 if options.answers is None else int(options.answers)  # it may be NumPy's
+        most = None if options.max_new_tokens is None else int(np.max(lengths + np.asarray(options.max_new_tokens)))
+        if room is None and options.capacity is None:
+            room = shared_room(target, len(prompts) * answers, most)
+        if room is not None and (longest := int(np.max(lengths))) > room:
+            raise ValueError(f"a prompt has {longest} tokens, but there is room for {room}")
+        shared: dict[str, Any] = options.shared() if room is None else {**options.shared(), "capacity": room}
+        given = Options(
             prompt_length=lengths,
             key=None if policy.greedy or seed is None else jax.random.key(seed),
-            sampling=policy,
+            sampling=_with_all_warpers(policy, target.traits.placement),
             verifier=verifier,
             max_new_tokens=options.max_new_tokens,
-            stop_tokens=stop_tokens,
+            stop_tokens=(*stop_tokens, *(-1,) * (_STOP_TOKENS - len(stop_tokens))),
             lossy=lossy,
             report=Report(alternatives=options.alternatives),
-            n=1 if options.n is None else options.n,
-            max_drafts=options.max_drafts,
+            answers=answers,
             prediction=_predicted(options.prediction, len(prompts), tokenizer),
+            **shared,
         )
-        each = range(arguments.answers)
+        arguments, _ = Arguments.check(target, drafter, _padded(prompts, 0, room), given)
+        each, followed = range(given.answers), any(isinstance(one, HostMasks) for one in made)
         return cls(
             arguments=arguments,
             prompts=[ids for ids in prompts for _ in each],
@@ -214,50 +241,61 @@ class TextRequest:
             seed=seed,
             stop=stop,
             stop_tokens=stop_tokens,
-            grammars=tuple(one for one in grammars for _ in each) if _follows(made) else (),
+            grammars=tuple(one for one in grammars for _ in each) if followed else (),
         )
 
 
-def _follows(processors: Sequence[Processor]) -> bool:
-    return any(isinstance(one, HostMasks) for one in processors)
+def _with_all_warpers(policy: Policy, placement: Layout) -> Policy:
+    """Sets the warpers that are `None` to values that exclude no token, so that all values share a program.
+
+    Only on one CPU: elsewhere warpers that exclude nothing take as long as others.
+    """
+    one_cpu = isinstance(placement, Unsharded) and jax.default_backend() == "cpu"
+    if not isinstance(policy, Sampling) or not one_cpu:
+        return policy
+    return dataclasses.replace(
+        policy,
+        top_k=0 if policy.top_k is None else policy.top_k,
+        top_p=1.0 if policy.top_p is None else policy.top_p,
+        min_p=0.0 if policy.min_p is None else policy.min_p,
+    )
 
 
 def _predicted(prediction: Any, count: int, tokenizer: Tokenizer) -> Int[np.ndarray, "b p"] | None:
-    """Returns the tokens of what the answers are expected to be, -1 behind them."""
+    """Returns the tokens of the expected answers, padded with -1."""
     if prediction is None:
         return None
     texts = [prediction] * count if isinstance(prediction, str) else prediction
     if not isinstance(texts, list | tuple) or len(texts) != count:
-        raise ValueError(f"prediction must be a text, or one for each of {count} prompts, got {prediction!r:.80}")
+        raise ValueError(
+            f"prediction must be a text, or one for each of {count} prompts, got {validate.shown(prediction)}"
+        )
     ids = [tokenizer.encode(validate.text("prediction", text), add_special_tokens=False) for text in texts]
     return _padded(ids, -1)
 
 
-def _padded(rows: Sequence[Sequence[int]], fill: int) -> Int[np.ndarray, "b t"]:
-    """Returns rows of ids as one array, `fill` behind the shorter ones."""
-    padded = np.full((len(rows), max(map(len, rows))), fill, np.int32)
+def _padded(rows: Sequence[Sequence[int]], fill: int, width: int | None = None) -> Int[np.ndarray, "b t"]:
+    padded = np.full((len(rows), max(map(len, rows)) if width is None else width), fill, np.int32)
     for row, ids in enumerate(rows):
         padded[row, : len(ids)] = ids
     return padded
 
 
 def _stop_tokens(given: Any, count: int, tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
-    """Returns the ids that end a text: those given, or the tokenizer's."""
-    if given is None:
-        return tokenizer.eos_token_ids
-    checked = validate.stop_tokens(given, count, vocab_size)
+    """Returns the ids that end a text: the given ones, else the tokenizer's."""
+    checked = stop_tokens_of(given, count, vocab_size, tokenizer)
     if np.ndim(given) > 1:
         raise ValueError("stop_tokens must be ids for all prompts, got a table; pass (2, 7), say")
     return tuple(checked[0].tolist())
 
 
 def _seed(seed: Any, policy: Policy, placement: Layout) -> int | None:
-    """Checks a seed, or draws one where sampling needs it; all processes of a mesh get the same."""
+    """Checks a seed, or draws one if sampling needs it; all processes of a mesh get the same one."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
         raise TypeError(f"seed must be an integer, got {type(seed).__name__}")
     if seed is not None and not 0 <= seed < 2**32:
         raise ValueError(f"seed must be in [0, 2^32), got {seed}")
-    # Even where no seed is needed: a process that takes no part would leave the others waiting.
+    # Even if no seed is needed: the other processes would wait for one that takes no part.
     shared = placement.check_same({"seed": None if seed is None else int(seed)}, number=secrets.randbits(32))
     if seed is None:
         return None if policy.greedy else shared
@@ -271,20 +309,148 @@ def _check_context(target: Model, lengths: Int[np.ndarray, "b"], max_new_tokens:
         try:
             validate.fits(length, budget, None, target.context_length)
         except ValueError as error:
-            raise ValueError(str(error) if len(lengths) == 1 else f"prompt {row}: {error}") from None
+            raise ValueError(str(error) if len(lengths) == 1 else f"prompts[{row}]: {error}") from None
 
 
 def _stop_strings(stop: Any, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Returns the stop strings as a tuple, checked: each can appear in a text."""
+    """Returns the stop strings as a tuple; checks that each can appear in a text."""
     if stop is not None and not isinstance(stop, str | list | tuple):
-        raise TypeError(f"stop must be a string or a list of strings, got {stop!r}; ids go in stop_tokens")
+        raise TypeError(
+            f"stop must be a string or a list of strings, got {validate.shown(stop)}; ids go in stop_tokens"
+        )
     stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
     StopStrings(stops)
     for text in stops:
         ids = tokenizer.encode(validate.text("stop", text, "ids go in stop_tokens"), add_special_tokens=False)
-        if ids and not tokenizer.decode(ids):
+        # Not a token for unknown text, which is special too but does not spell its own name here.
+        spelled = {one: tokenizer.decode([one], skip_special_tokens=False) for one in ids if tokenizer.is_special(one)}
+        if special := [one for one, name in spelled.items() if name and name in text]:
             raise ValueError(
-                f"stop string {text!r} is a special token, which never appears in a text; "
-                f"pass stop_tokens={ids} instead"
+                f"stop string {text!r} has a special token, which never appears in a text; "
+                f"pass stop_tokens={special} instead"
             )
     return stops
+
+
+def make_processors(
+    options: TextOptions,
+    grammars: Sequence[Grammar | None],
+    drafter: Drafter,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    stop_tokens: tuple[int, ...],
+) -> tuple[Processor, ...]:
+    """Returns the processors that the options request: bias, penalties, bad words, minimum, allowed, grammar, custom.
+
+    A grammar becomes its table, or the masks of `RowMatchers` if it has no table or a large one.
+
+    Raises:
+      TypeError, ValueError: if an option is invalid.
+    """
+    found: list[Processor] = []
+    with _named_as_options():
+        if options.logit_bias is not None:
+            found.append(LogitBias.of(options.logit_bias))
+        strengths = (options.repetition_penalty, options.presence_penalty, options.frequency_penalty)
+        if any(strength is not None for strength in strengths):
+            found.append(Penalties(*strengths))
+        if words := _words(options.bad_words):
+            found.append(_banned(words, tokenizer, vocab_size))
+        if options.min_new_tokens is not None:
+            found.append(MinNewTokens(options.min_new_tokens))
+        for one in found:
+            one.check(1, vocab_size)
+    if options.allowed_tokens is not None:
+        found.append(AllowedTokens([*_ids(options.allowed_tokens, vocab_size), *stop_tokens]))
+    if any(grammar is not None for grammar in grammars):
+        if not stop_tokens:
+            raise ValueError("a grammar ends a text by a stop token, got stop_tokens=(); leave it out")
+        table = _table(tuple(grammars), tokenizer, vocab_size)
+        found.append(table or HostMasks(drafter.lengths[-1], drafter.max_drafts))
+    return (*found, *as_tuple(options.processors))
+
+
+@contextlib.contextmanager
+def _named_as_options() -> Iterator[None]:
+    """Renames the values in processors' errors to the options that they come from."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        text = functools.reduce(lambda text, pair: text.replace(*pair), _OPTIONS.items(), str(error))
+        raise type(error)(text) from None
+
+
+def grammars_of(options: TextOptions, count: int) -> list[Grammar | None]:
+    """Returns the requested grammar of each of `count` prompts; `None` for no constraint.
+
+    Raises:
+      ValueError: if the options request several grammars, or a list of another length.
+    """
+    named = {name: getattr(options, name) for name in ("schema", "regex", "choices", "grammar")}
+    given = {name: value for name, value in named.items() if value is not None}
+    if len(given) > 1:
+        raise ValueError(f"an answer keeps to one grammar, got {' and '.join(given)}; pass one of them")
+    for name, value in given.items():
+        if name != "grammar":
+            made = {"schema": Grammar.json_schema, "regex": Grammar.regex, "choices": Grammar.choices}[name](value)
+            return [made] * count
+        if not isinstance(value, list | tuple):
+            return [_as_grammar(value)] * count
+        if len(value) != count:
+            raise ValueError(f"grammar must be one for all prompts or one for each of {count}, got {len(value)}")
+        return [_as_grammar(one) for one in value]
+    return [None] * count
+
+
+def _as_grammar(value: Any) -> Grammar | None:
+    return value if value is None or isinstance(value, Grammar) else Grammar.lark(value)
+
+
+def _table(grammars: Sequence[Grammar | None], tokenizer: Tokenizer, vocab_size: int) -> GrammarTable | None:
+    """Returns the table of several grammars, one row each; `None` if one has no table, or they are large."""
+    tables = {grammar: _table_of(grammar, tokenizer, vocab_size) for grammar in grammars if grammar is not None}
+    found = [table for table in tables.values() if table is not None]
+    if len(found) < len(tables) or sum(table.nbytes for table in found) > MOST_BYTES:
+        return None
+    if len({*grammars}) == 1:
+        return found[0]
+    return GrammarTable.of_rows([None if grammar is None else tables[grammar] for grammar in grammars])
+
+
+@functools.lru_cache(maxsize=8)  # of up to 128 MiB each
+def _table_of(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int) -> GrammarTable | None:
+    """Returns the table of a grammar; `None` if it has no table or a large one."""
+    try:
+        return grammar.table(tokenizer, vocab_size)
+    except TableTooLargeError:
+        return None
+
+
+def _ids(ids: Any, vocab_size: int) -> list[int]:
+    """Checks token ids and returns them as a list."""
+    listed: list[Any] = list(ids) if isinstance(ids, list | tuple | set | frozenset | np.ndarray) else [None]
+    if not all(isinstance(one, int | np.integer) for one in listed):
+        raise TypeError(f"allowed_tokens must be a list of token ids, got {validate.shown(ids)}; pass [5, 7], say")
+    if wrong := [int(one) for one in listed if not 0 <= one < vocab_size]:
+        raise ValueError(f"allowed_tokens has id {wrong[0]}, the vocabulary has {vocab_size} tokens; leave it out")
+    return [int(one) for one in listed]
+
+
+def _words(words: Any) -> tuple[str, ...]:
+    """Checks banned texts and returns them."""
+    if words is None or isinstance(words, str):
+        words = [words] if words else []
+    words = list(words) if isinstance(words, list | tuple) else [words]
+    if not all(isinstance(word, str) and word for word in words):
+        raise TypeError(f"bad_words must be strings, none of them empty, got {validate.shown(words)}")
+    return tuple(validate.text("bad_words", word) for word in words)
+
+
+@functools.lru_cache(maxsize=8)  # of up to 128 MiB each
+def _banned(words: tuple[str, ...], tokenizer: Tokenizer, vocab_size: int) -> BannedTexts:
+    texts = token_texts(tokenizer, vocab_size)
+    for word in words:
+        ids = tokenizer.encode(word, add_special_tokens=False)
+        if len(ids) == 1 and tokenizer.is_special(ids[0]):  # it has no text, but this is its name
+            texts[ids[0]] = word.encode()
+    return BannedTexts.of([word.encode() for word in words], texts)

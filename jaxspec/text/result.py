@@ -2,40 +2,89 @@
 
 import dataclasses
 import functools
+import html
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.core.generation import Generation
-from jaxspec.core.report import Reported
+from jaxspec.core.results import Generation, Reported, StopReason
 from jaxspec.core.stats import Stats
-from jaxspec.core.status import StopReason
-from jaxspec.text.detokenizer import Detokenizer, StopStrings
+from jaxspec.text.detokenizer import Detokenizer, StopStrings, decode_after, token_text
 from jaxspec.text.request import TextRequest
-from jaxspec.text.spans import Span, to_html
 
 _STOP_REASONS = {
     StopReason.STOP_TOKEN: "stop token",
     StopReason.MAX_NEW_TOKENS: "max new tokens",
     StopReason.ERROR: "error",
 }
+# Colors for light and dark pages: only the background of the text, and a line after it.
+_DRAFT = "background:rgba(46,160,67,.28)"
+_END = "border-right:2px solid rgba(128,128,128,.75);margin-right:1px"
+_TEXT = "white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.6;max-width:60em"
+_CAPTION = "font-size:85%;opacity:.75;margin-top:.4em"
+# Number of characters of a text in its `repr`.
+_SHOWN = 60
+
+
+class Span(NamedTuple):
+    """Holds the text that one token completed, and the source of the token.
+
+    Attributes:
+      text: text of the token; empty for a stop token, and while its characters are incomplete.
+      from_draft: whether the token is an accepted draft, not one of the target's.
+      ends_round: whether the token is the last of its round.
+    """
+
+    text: str
+    from_draft: bool
+    ends_round: bool
+
+
+def merge(spans: Iterable[Span]) -> Iterator[Span]:
+    """Joins adjacent spans that look alike."""
+    held: Span | None = None
+    for span in spans:
+        if held is None:
+            held = span
+        elif not held.ends_round and (held.from_draft == span.from_draft or not held.text):
+            held = span._replace(text=held.text + span.text)
+        else:
+            yield held
+            held = span
+    if held is not None:
+        yield held
+
+
+def to_html(spans: Iterable[Span], captions: Sequence[str]) -> str:
+    """Returns HTML with accepted drafts on green, a line after each round, and captions below."""
+    text = "".join(map(_span_to_html, merge(spans)))
+    under = "".join(f'<div style="{_CAPTION}">{html.escape(line)}</div>' for line in captions)
+    return f'<div><div style="{_TEXT}">{text}</div>{under}</div>'
+
+
+def _span_to_html(span: Span) -> str:
+    style = ";".join(part for part, wanted in ((_DRAFT, span.from_draft), (_END, span.ends_round)) if wanted)
+    title = "accepted drafts" if span.from_draft else "from the target"
+    text = html.escape(span.text).replace("\n", "&#10;")  # a blank line would end an HTML block in Markdown
+    return f'<span style="{style}" title="{title}">{text}</span>'
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Gives the seconds of one call, all its prompts together, without those of the loop that reads a stream.
+    """Holds the time of one call for all its prompts, excluding time spent by the reader of a stream.
 
     The first call for new shapes compiles, which takes many times as long as running.
 
     Attributes:
-      seconds: the total.
-      tokens: new tokens.
-      first_seconds: the part until the first round was over: compilation, reading the prompts and
-        their first tokens. `None` where all rounds ran as one program.
-      first_tokens: tokens of the first round.
+      seconds: total time.
+      tokens: number of new tokens.
+      first_seconds: time until the end of the first round: compilation, feeding the prompts and
+        their first tokens. `None` if all rounds ran as one program.
+      first_tokens: number of tokens of the first round.
     """
 
     seconds: float
@@ -45,21 +94,27 @@ class Timing:
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens a second, without the first round where that is timed separately."""
+        """New tokens per second, excluding the first round if it is timed separately."""
         if self.first_seconds is None or self.tokens == self.first_tokens:
             return self.tokens / self.seconds if self.seconds else 0.0
         return (self.tokens - self.first_tokens) / (self.seconds - self.first_seconds)
 
+    @property
+    def speed(self) -> str:
+        """New tokens per second in words, which say if compilation is left out."""
+        without = self.first_seconds is not None and self.tokens != self.first_tokens
+        return f"{self.tokens_per_second:.1f} tokens/s" + without * ", without compilation"
+
 
 @dataclasses.dataclass(frozen=True)
 class Alternative:
-    """Names a likely token in the place of one that was written.
+    """Describes a likely token at the position of a generated one.
 
     Attributes:
-      token_id: its id.
-      text: its own, by itself.
-      log_prob: the target's log-probability of it, before penalties and temperature.
-      warped_log_prob: that which the token was drawn by; -inf if it could not be.
+      token_id: id of the token.
+      text: text of the token alone, with its space.
+      log_prob: the target's log-probability, before penalties and temperature.
+      warped_log_prob: log-probability that tokens were sampled from; -inf if the token was excluded.
     """
 
     token_id: int
@@ -68,28 +123,28 @@ class Alternative:
     warped_log_prob: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class TextResult:
     """Holds the text that continues one prompt.
 
     Attributes:
-      text: without the prompt, special tokens, and the stop string that ended it.
-      token_ids: the new tokens. A stop token is included; after a stop string, the tokens that lie
-        wholly before it.
-      log_probs: the target's log-probability of each of them, before temperature and top-p.
+      text: new text, without special tokens and without the stop string that ended it; it begins with a space if
+        the first token does.
+      token_ids: ids of the new tokens. Includes a stop token; if a stop string ended the text, only the tokens
+        entirely before it.
+      log_probs: the target's log-probability of each new token, before temperature and top-p.
       stop_reason: "stop token", "stop string", "max new tokens" or "error".
-      prompt_tokens: the number of tokens of the prompt.
-      seed: passed as `seed=` it repeats the call; `None` for greedy decoding.
-      stats: rounds, drafted and accepted tokens of this prompt, with arrays of one row.
-      timing: of the call, which all its prompts share.
+      prompt_tokens: number of tokens in the prompt.
+      seed: seed that repeats the call, as `seed=`; `None` for greedy decoding.
+      stats: rounds, drafted and accepted tokens of this prompt, as arrays of one row.
+      timing: time of the call, shared by all its prompts.
       lossless: whether the verifier keeps the target's distribution exactly.
-      spans: the text again, token by token, with which of them were drafted and where rounds ended. A notebook shows
-        them: accepted drafts on green, a line after each round.
-      speedup: the speed over that of plain decoding where both were run, by `SpeculativeDecoder.compare`.
-      alternatives: the most likely tokens in the place of each, where they were asked for: each has `token_id`, `text`,
-        `log_prob` and `warped_log_prob`.
-      error: what was wrong with this prompt, where others of the call were answered: `text` is what came before. `None`
-        if nothing was.
+      spans: text of each token, with whether it was drafted and whether it ended a round. A notebook shows
+        accepted drafts on green, and a line after each round.
+      speedup: speed relative to plain decoding, set by `SpeculativeDecoder.compare`; else `None`.
+      alternatives: the most likely tokens at each position, if requested.
+      error: message if this prompt failed and others of the call did not: `text` is the text so far. `None`
+        if it did not fail.
 
     Example:
         >>> decoder = jaxspec.SpeculativeDecoder(target, "ngram", k=2)
@@ -114,33 +169,37 @@ class TextResult:
     alternatives: tuple[tuple[Alternative, ...], ...] = ()
     error: str | None = None
 
+    @property
     def measured_total_variation(self) -> float:
-        """Returns the total variation of a lossy verifier's output from the target's distribution; see `Generation`."""
-        return self.stats.measured_total_variation()
+        """Total variation of a lossy verifier's output from the target's distribution; see `Generation`."""
+        return self.stats.measured_total_variation
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens emitted a round, the one after the accepted drafts included."""
-        return self.stats.mean_acceptance_length()
+        """Mean number of tokens emitted per round, including the one after the accepted drafts."""
+        return self.stats.mean_acceptance_length
 
     @property
     def acceptance_rate(self) -> float:
-        """The share of drafted tokens that was accepted."""
-        return self.stats.acceptance_rate()
+        """Fraction of the drafted tokens that were accepted."""
+        return self.stats.acceptance_rate
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens a second of the whole call: with several prompts, their tokens together."""
+        """New tokens per second, summed over prompts; of a stream, without the first round, which compiles."""
         return self.timing.tokens_per_second
 
     def __str__(self) -> str:
         return self.text
 
-    def _repr_html_(self) -> str:
-        return to_html(self.spans, (self._figures(),))
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= _SHOWN else self.text[:_SHOWN] + "..."
+        return (
+            f"TextResult({text!r}, {len(self.token_ids)} tokens, stop_reason={self.stop_reason!r}, "
+            f"{self.mean_acceptance_length:.2f} tokens a round, {self.timing.speed})"
+        )
 
-    def _figures(self) -> str:
-        """Returns a line of figures."""
+    def _repr_html_(self) -> str:
         rounds = int(self.stats.rounds[0])
         parts = [
             f"{len(self.token_ids)} tokens in {rounds} rounds",
@@ -148,29 +207,31 @@ class TextResult:
         ]
         if np.sum(self.stats.drafted) > 0:
             parts.append(f"{self.acceptance_rate:.0%} of drafts accepted")
-        parts.append(f"{self.tokens_per_second:.1f} tokens/s")
+        parts.append(self.timing.speed)
         if self.speedup is not None:
             parts.append(f"{self.speedup:.2f} times as fast as plain decoding")
-        return " · ".join(parts)
+        return to_html(self.spans, (" · ".join(parts),))
 
 
 class RowText:
-    """Collects one row's tokens as they come, and its text so far.
+    """Collects the tokens of one row, and its text so far.
 
     Attributes:
-      ids: the tokens, those of the round that completed a stop string included.
-      spans: the text returned so far, token by token.
-      text: the same in one piece.
-      stopped: whether a stop string has ended it.
+      ids: ids of the tokens, including all of the round that completed a stop string.
+      spans: text returned so far, by token.
+      text: text returned so far.
+      stopped: whether a stop string has ended the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], stop_tokens: tuple[int, ...]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], stop: tuple[str, ...], stop_tokens: tuple[int, ...]
+    ) -> None:
         self.ids: list[int] = []
         self.spans: list[Span] = []
         self.text = ""
         self.stopped = False
-        self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer)
+        self._tokenizer, self._prompt = tokenizer, prompt
+        self._detokenizer = Detokenizer(tokenizer, prompt)
         self._stop_strings = StopStrings(stop)
         self._stop_tokens = frozenset(stop_tokens)
 
@@ -178,16 +239,16 @@ class RowText:
         """Adds tokens of whole rounds; returns the text that no later token can change.
 
         Args:
-          ids: the tokens.
-          from_draft: whether each is an accepted draft.
-          last: whether the row ends with them, so that nothing need be held back.
+          ids: ids of the tokens.
+          from_draft: whether each token is an accepted draft.
+          last: whether the row ends with these tokens, so that no text is held back.
         """
         if self.stopped:
             return ""
         self.ids += ids
         before = len(self.text)
         for index, drafted in zip(ids, from_draft, strict=True):
-            # A stop token ends its row, and is no part of the text.
+            # A stop token ends its row, and is not part of the text.
             shown = self._show("" if index in self._stop_tokens else self._detokenizer.push([index]))
             self.spans.append(Span(shown, drafted, not drafted or self.stopped))
             if self.stopped:
@@ -198,37 +259,39 @@ class RowText:
         return self.text[before:]
 
     def _show(self, text: str, *, last: bool = False) -> str:
-        """Adds to the text what of it is part of no stop string; returns that."""
+        """Appends the part that cannot begin a stop string, and returns it."""
         shown, self.stopped = self._stop_strings.push(text)
         shown += self._stop_strings.flush() if last else ""
         self.text += shown
         return shown
 
     def count(self) -> int:
-        """Counts the tokens of the result: all, or those that end before the stop string."""
+        """Counts the tokens of the result: all, or those before the stop string."""
         if not self.stopped:
             return len(self.ids)
-        before = (n for n in range(len(self.ids), 0, -1) if self.text.startswith(self._tokenizer.decode(self.ids[:n])))
-        return next(before, 0)
+        text = lambda count: decode_after(self._tokenizer, self._prompt, self.ids[:count])  # noqa: E731
+        return next((count for count in range(len(self.ids), 0, -1) if self.text.startswith(text(count))), 0)
 
 
 def new_rows(request: TextRequest) -> list[RowText]:
     """Returns an empty text for each prompt."""
-    return [RowText(request.tokenizer, request.stop, request.stop_tokens) for _ in request.prompts]
+    return [RowText(request.tokenizer, ids, request.stop, request.stop_tokens) for ids in request.prompts]
 
 
 def collect(request: TextRequest, rows: list[RowText], generation: Generation, timing: Timing) -> list[TextResult]:
-    """Returns the results of finished rows, one a prompt.
+    """Returns the results of finished rows, one per prompt.
+
+    If only some rows failed, their results have an `error`, and a warning is issued.
 
     Raises:
-      FloatingPointError, ValueError: if all rows failed; of a few the results say it, and a warning does.
+      FloatingPointError, ValueError: if all rows failed.
     """
     errors = generation.errors()
     if None not in errors:
         generation.raise_for_status()
     for error in errors:
         if error is not None:
-            warnings.warn(f"{error}; its result has this as error, the others are whole", stacklevel=2)
+            warnings.warn(f"{error}; its result has this error, the others are complete", stacklevel=2)
     found = (generation.log_probs, generation.stop_reason, generation.stats, generation.reported)
     log_probs, reasons, stats, reported = jax.device_get(found)
     results = []
@@ -256,12 +319,12 @@ def collect(request: TextRequest, rows: list[RowText], generation: Generation, t
 def _alternatives(
     reported: Reported | None, row: int, count: int, tokenizer: Tokenizer
 ) -> tuple[tuple[Alternative, ...], ...]:
-    """Returns the alternatives of a row's first `count` tokens; none where they were not asked for."""
+    """Returns the alternatives of a row's first `count` tokens; empty if they were not requested."""
     if reported is None or reported.tokens is None:
         return ()
     arrays = (reported.tokens, reported.log_probs, reported.warped_log_probs)
     places = zip(*(np.asarray(x)[row, :count].tolist() for x in arrays), strict=True)
-    text = functools.cache(lambda index: tokenizer.decode([index], skip_special_tokens=False))
+    text = functools.cache(functools.partial(token_text, tokenizer))
     return tuple(tuple(Alternative(i, text(i), *each) for i, *each in zip(*place, strict=True)) for place in places)
 
 

@@ -1,26 +1,10 @@
-"""Trains drafters: data, losses, the loop, and the recipe that a kind of drafter fills in."""
+"""Trains drafters: data, losses, the loop, and the recipes that describe kinds of drafters."""
 
-from typing import TYPE_CHECKING
+from etils import epy as _epy
 
-from jaxspec._lazy import lazy
-
-if TYPE_CHECKING:
+with _epy.lazy_api_imports(globals()):
     from jaxspec.training.dataset import Dataset as Dataset
-    from jaxspec.training.evaluation import Prompts as Prompts
-    from jaxspec.training.evaluation import evaluate as evaluate
-    from jaxspec.training.loop import Trained as Trained
-    from jaxspec.training.loop import train as train
-    from jaxspec.training.recipe import Features as Features
-    from jaxspec.training.recipe import Recipe as Recipe
+    from jaxspec.training.evaluation import Prompts as Prompts, evaluate as evaluate
+    from jaxspec.training.loop import Trained as Trained, train as train
+    from jaxspec.training.recipe import Features as Features, Recipe as Recipe
     from jaxspec.training.state import TrainingOptions as TrainingOptions
-
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "dataset": ("Dataset",),
-        "evaluation": ("Prompts", "evaluate"),
-        "loop": ("Trained", "train"),
-        "state": ("TrainingOptions",),
-        "recipe": ("Features", "Recipe"),
-    },
-)

@@ -1,11 +1,12 @@
-"""Writes answers with a model: the target to conversations, and a draft to go on from them (on-policy data).
+"""Generates answers with a model: the target for conversations, and a draft for on-policy data.
 
-Conversations of similar length are decoded together. What a row draws depends on the seed, the conversation's index
-and the position alone, so which others it is decoded with makes no difference.
+Conversations of similar length are decoded together. A row's samples depend only on the seed, the conversation's index
+and the position, and not on the other conversations in its batch.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.model import Model
 from jaxspec.core.sampling import Greedy, Sampling
 from jaxspec.decoding.generate import generate
-from jaxspec.training.batching import Batch
+from jaxspec.training.dataset import Batch
 from jaxspec.training.prompts import Conversation
 
 _NARROWEST = 64
@@ -27,13 +28,13 @@ class AnswerOptions:
     """Defines how the target answers.
 
     Attributes:
-      max_new_tokens: the most tokens of one answer; 0 asks for none and keeps each first prompt alone, to be
-        learned from as a text.
-      temperature: 0 is greedy decoding.
-      seed: of sampling, in [0, 2^32).
-      batch: rows that are decoded together.
-      max_length: tokens that a conversation may have in all; a turn that may exceed it is left out, and so are
-        those after it.
+      max_new_tokens: the largest number of tokens of one answer; with 0, only each first prompt is kept, to be learned
+        from as a text.
+      temperature: the sampling temperature; 0 is greedy decoding.
+      seed: the seed of sampling, in [0, 2^32).
+      batch: the number of rows to decode together.
+      max_length: the largest number of tokens of a conversation; a turn that may exceed it is left out, and so are
+        all later ones.
     """
 
     max_new_tokens: int = 128
@@ -43,10 +44,10 @@ class AnswerOptions:
     max_length: int = 1024
 
     def check(self, target: Model) -> None:
-        """Checks the numbers against each other and the target.
+        """Checks the options against each other and the target.
 
         Raises:
-          ValueError: one is out of range.
+          ValueError: an option is out of range.
         """
         for name, least in (("max_new_tokens", 0), ("batch", 1), ("max_length", 1)):
             if getattr(self, name) < least:
@@ -57,7 +58,7 @@ class AnswerOptions:
             raise ValueError(f"seed must be in [0, 2^32), got {self.seed}")
         if self.max_length <= self.max_new_tokens:
             raise ValueError(
-                f"max_length {self.max_length} leaves no room for a prompt beside max_new_tokens "
+                f"max_length {self.max_length} leaves no room for a prompt in addition to max_new_tokens "
                 f"{self.max_new_tokens}; pass a larger max_length or a smaller max_new_tokens"
             )
         if target.context_length is not None and self.max_length > target.context_length:
@@ -69,13 +70,13 @@ class AnswerOptions:
 
 @dataclasses.dataclass
 class Dialogue:
-    """Holds a conversation in the making.
+    """Holds a conversation as it is generated.
 
     Attributes:
-      index: its place in the prompt files, from which its keys are made.
-      conversation: what is given.
+      index: its index in the prompt files, which its keys are derived from.
+      conversation: the given turns.
       tokens: the text so far.
-      written: for each token, whether it is a part of an answer.
+      written: for each token, whether it is part of an answer.
       answers: the answers so far, as text.
       ended: whether a turn did not fit.
     """
@@ -87,17 +88,18 @@ class Dialogue:
     answers: list[str] = dataclasses.field(default_factory=list)
     ended: bool = False
 
-    def messages(self) -> list[dict[str, str]]:
-        """Returns the next turn and all before it, as the chat template takes them."""
+    def messages(self) -> list[Mapping[str, Any]]:
+        """Returns all messages up to the next turn, for a chat template."""
         return self.conversation.messages(self.answers)
 
     def extend(self, prompt: list[int], answer: list[int], text: str) -> None:
-        """Adds an answer after the prompt, which repeats what was said before.
+        """Adds an answer after its prompt, which repeats the conversation so far.
 
-        The template may spell an answer in other tokens than the target did, or cut its white space.
-        From there to the end of the prompt, no token counts as written by the target.
+        The template may tokenize an earlier answer differently than the target did, or strip its white space. From
+        there to the end of the prompt, no token counts as written by the target.
         """
-        same = _common(self.tokens, prompt)
+        pairs = enumerate(zip(self.tokens, prompt, strict=False))
+        same = next((place for place, (a, b) in pairs if a != b), min(len(self.tokens), len(prompt)))
         self.written = self.written[:same] + [False] * (len(prompt) - same) + [True] * len(answer)
         self.tokens = prompt + answer
         self.answers.append(text)
@@ -115,15 +117,15 @@ def answer_all(
     Args:
       target: the model that answers.
       tokenizer: its tokenizer, with a chat template.
-      conversations: each with its index, from which its keys are made.
-      options: how.
-      report: called with the number of answers and of their tokens after each batch.
+      conversations: each conversation with its index, which its keys are derived from.
+      options: how to answer.
+      report: called after each batch with the number of its answers and of their tokens.
 
     Returns:
-      One dialogue a conversation, in order; one whose first turn did not fit has no tokens.
+      One dialogue for each conversation, in order; it has no tokens if its first turn did not fit.
 
     Raises:
-      ValueError: the chat template refuses a conversation.
+      ValueError: the chat template rejects a conversation.
       FloatingPointError: the target's logits were not finite.
     """
     dialogues = [Dialogue(index, conversation) for index, conversation in conversations]
@@ -134,14 +136,18 @@ def answer_all(
                 continue
             prompt = tokenizer.apply_chat_template(dialogue.messages())
             if options.max_new_tokens == 0:
-                _keep_prompt(dialogue, prompt, options)
+                dialogue.ended = True
+                if len(prompt) <= options.max_length:
+                    dialogue.tokens, dialogue.written = prompt, [False] * len(prompt)
             elif turn < len(dialogue.conversation.answers):
                 _use_given(tokenizer, dialogue, prompt, options)
             elif len(prompt) + options.max_new_tokens > options.max_length:
                 dialogue.ended = True
             else:
                 waiting.append((dialogue, prompt))
-        for rows in _batches(waiting, options.batch):
+        waiting.sort(key=lambda row: (len(row[1]), row[0].index))  # rows of similar length, shortest first
+        for start in range(0, len(waiting), options.batch):
+            rows = waiting[start : start + options.batch]
             answers = _generate(target, tokenizer, rows, options)
             for (dialogue, prompt), answer in zip(rows, answers, strict=True):
                 dialogue.extend(prompt, answer, tokenizer.decode(answer))
@@ -149,23 +155,16 @@ def answer_all(
     return dialogues
 
 
-def _keep_prompt(dialogue: Dialogue, prompt: list[int], options: AnswerOptions) -> None:
-    """Ends a dialogue with its prompt, if that is not too long."""
-    dialogue.ended = True
-    if len(prompt) <= options.max_length:
-        dialogue.tokens, dialogue.written = prompt, [False] * len(prompt)
-
-
 def _use_given(tokenizer: Tokenizer, dialogue: Dialogue, prompt: list[int], options: AnswerOptions) -> None:
-    """Adds the answer that the conversation brings, and the stop token that the template puts after it."""
+    """Adds the given answer of a conversation, and the stop token that the template puts after it."""
     turn = len(dialogue.answers)
     text = dialogue.conversation.answers[turn]
-    messages = [*dialogue.messages(), {"role": "assistant", "content": text}]
+    messages = [*dialogue.messages(), dialogue.conversation.answer(turn)]
     text_ids = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
     if text_ids[: len(prompt)] != prompt:
         raise ValueError(
-            "the chat template does not put an answer behind the prompt for it, so answers that are given "
-            "cannot be found in it; leave out answers, so that the target writes them"
+            "the chat template does not put an answer after its prompt, so given answers cannot be found in it; "
+            "leave out answers, so that the target writes them"
         )
     answer = text_ids[len(prompt) :]
     end = next((place for place, token in enumerate(answer) if token in tokenizer.eos_token_ids), len(answer) - 1)
@@ -175,19 +174,13 @@ def _use_given(tokenizer: Tokenizer, dialogue: Dialogue, prompt: list[int], opti
         dialogue.extend(prompt, answer[: end + 1], text)
 
 
-def _batches(waiting: list[tuple[Dialogue, list[int]]], batch: int) -> Iterator[list[tuple[Dialogue, list[int]]]]:
-    """Groups rows of similar length, shortest first."""
-    ordered = sorted(waiting, key=lambda row: (len(row[1]), row[0].index))
-    return (ordered[start : start + batch] for start in range(0, len(ordered), batch))
-
-
 def _generate(
     target: Model, tokenizer: Tokenizer, rows: list[tuple[Dialogue, list[int]]], options: AnswerOptions
 ) -> list[list[int]]:
-    """Decodes the new tokens of each row, the stop token included.
+    """Decodes the new tokens of each row, including the stop token.
 
-    The arrays have `options.batch` rows and one of few widths, so that few programs are compiled. A row that
-    fills up the batch has a budget of no token.
+    The arrays have `options.batch` rows and one of a few widths, so that few programs are compiled. Rows that only fill
+    up the batch have a budget of 0 tokens.
     """
     longest = max(len(prompt) for _, prompt in rows)
     prompts = np.zeros((options.batch, _width(longest)), np.int32)
@@ -212,33 +205,28 @@ def _generate(
 
 
 def conversation_keys(seed: int, indices: np.ndarray) -> jax.Array:
-    """Returns one key a conversation. Its turns share it: sampling folds the position in too."""
+    """Returns one key for each conversation. Its turns share it, as sampling also folds in the position."""
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed, impl="threefry2x32"), indices)
 
 
 def _width(length: int) -> int:
-    """Returns the least of few widths that holds `length` tokens."""
+    """Returns the smallest of a few widths that holds `length` tokens."""
     width = _NARROWEST
     while width < length:
         width *= 2
     return width
 
 
-def _common(first: list[int], second: list[int]) -> int:
-    """Returns how many tokens both begin with."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
-
-
 def rewritten(draft: Model, batch: Batch, key: Array, ends: tuple[int, ...]) -> Batch:
-    """Lets the draft go on from each conversation's first answer, at temperature 1, to learn where it goes wrong.
+    """Replaces each conversation's first answer by the draft's, at temperature 1, to learn where it goes wrong.
 
-    It writes at most as much as stood there. Rows without an answer, or with nothing before it, stay as they are.
+    The new answer is at most as long as the text that it replaces. Rows without an answer, or with nothing before it,
+    are unchanged.
 
     Args:
       draft: the model that writes.
       batch: conversations.
-      key: of sampling.
+      key: the key of sampling.
       ends: tokens that end an answer.
 
     Returns:

@@ -1,17 +1,17 @@
-"""Saves checkpoints of a run, by orbax, and tells whether one run may go on from the checkpoints of another.
+"""Saves checkpoints of a run with orbax, and checks whether a run may resume from the checkpoints in a folder.
 
     folder/<step>/state/           the arrays, by orbax
-                  checkpoint.json  what was counted on the way, and the SHA-256 of all files
+                  checkpoint.json  the counts so far, and the SHA-256 of all files
 
-A checkpoint is complete or not there at all, whenever the process dies; one that was changed afterwards is not read.
+A checkpoint is complete or absent, whenever the process dies; one that was changed afterwards is not read.
 """
 
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,41 +21,43 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxspec.checkpoints.orbax import read_arrays, write_arrays
-from jaxspec.core.files import FileFormatError, check_fields, read_json
-from jaxspec.core.manifest import check_digests, with_digests
+from jaxspec.io.files import FileFormatError, check_fields, read_json, write_text
+from jaxspec.io.manifest import check_digests, differences, with_digests
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.multihost import by_first
-from jaxspec.training.batching import Schedule
-from jaxspec.training.files import differences, weights_digest, write_text
+from jaxspec.training.dataset import Schedule
+from jaxspec.training.files import weights_digest
 from jaxspec.training.recipe import Recipe
 from jaxspec.training.state import TrainingOptions, TrainState, join
+
+_logger = logging.getLogger(__name__)
 
 _RUN, _STATE, _MANIFEST = "run.json", "state", "checkpoint.json"
 _ADVICE = "pass another --out, or delete that checkpoint"
 
 
 class Checkpoints:
-    """Keeps the last few checkpoints of a run, in one folder. Nothing else may write there.
+    """Keeps the last few checkpoints of a run in one folder, to which nothing else may write.
 
-    Where JAX runs in several processes, each of them makes the same calls, on a folder that all of them see.
+    If JAX runs in several processes, each of them makes the same calls, on a shared folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int):
-        """Opens the folder, and makes it if need be; removes what a process left that died while it wrote."""
+        """Opens or creates the folder; removes partial checkpoints of a process that died while writing."""
         self._folder, self._keep = Path(folder).absolute(), keep
         by_first(self._open)
 
     @property
     def latest(self) -> int | None:
-        """The number of updates at the last one, or `None`."""
+        """The number of updates at the latest checkpoint, or `None`."""
         return max(self._steps(), default=None)
 
     def save(self, state: TrainState, counts: dict[str, Any]) -> None:
-        """Writes one, and drops the oldest beyond those to keep.
+        """Writes a checkpoint, and deletes the oldest ones beyond the number to keep.
 
         Args:
-          state: all that training changes.
-          counts: what has been counted on the way, for JSON.
+          state: everything that training changes.
+          counts: the counts so far, for JSON.
         """
         step = int(state.step)
         partial = self._folder / f".{step}.partial"
@@ -64,19 +66,25 @@ class Checkpoints:
         by_first(lambda: self._finish(partial, step, counts))
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """Reads the last one that is whole, to where the arrays of `like` lie; says which are not, on stderr.
+        """Reads the latest intact checkpoint into the shardings of `like`; logs those that are not.
+
+        Args:
+          like: a state with the shapes, dtypes and shardings to read.
+
+        Returns:
+          The state, and the counts that were saved with it.
 
         Raises:
-          FileFormatError: none is whole, or it holds other parameters.
+          FileFormatError: no checkpoint is intact, or it has other parameters.
         """
-        # The first process's choice is that of all.
+        # All processes use the choice of the first one.
         found = self._last_whole() if jax.process_index() == 0 else None
         step = int(multihost_utils.broadcast_one_to_all(np.int32(-1 if found is None else found)))
         if step < 0:
             raise FileFormatError(
                 self._folder,
                 "",
-                "none of its checkpoints is whole, or an earlier jaxspec wrote them",
+                "none of its checkpoints is intact, or an earlier jaxspec wrote them",
                 "pass another --out",
             )
         folder = self._folder / str(step)
@@ -95,25 +103,24 @@ class Checkpoints:
     def _finish(self, partial: Path, step: int, counts: dict[str, Any]) -> None:
         manifest = with_digests(partial, {"step": step, "counts": counts})
         write_text(partial / _MANIFEST, json.dumps(manifest, indent=1) + "\n")
-        if step in self._steps():  # damaged, or the run would not have come here again
+        if step in self._steps():  # a damaged one, or the run would not have repeated this step
             self._remove(step)
         partial.rename(self._folder / str(step))
         for old in self._steps()[: -self._keep]:
             self._remove(old)
 
     def _remove(self, step: int) -> None:
-        """Removes one at once: half of one would be taken for damaged."""
+        """Removes a checkpoint atomically: half of one would look damaged."""
         removed = self._folder / f".{step}.removed.partial"
         (self._folder / str(step)).rename(removed)
         shutil.rmtree(removed)
 
     def _last_whole(self) -> int | None:
-        """Returns the last checkpoint whose files are those that were written."""
         for step in reversed(self._steps()):
             try:
                 self._check(step)
             except FileFormatError as error:
-                print(f"jaxspec: checkpoint {step} is not whole, looking for one before it: {error}", file=sys.stderr)
+                _logger.warning("checkpoint %d is not intact, looking for an earlier one: %s", step, error)
             else:
                 return step
         return None
@@ -127,22 +134,22 @@ class Checkpoints:
 
 
 def _with_size(state: TrainState) -> TrainState:
-    """Returns the state with `None` for arrays of no size, which orbax does not take."""
+    """Returns the state with `None` instead of empty arrays, which orbax does not support."""
     return jax.tree.map(lambda x: x if x.size else None, state)
 
 
 def check_same_run(folder: Path, run: dict[str, Any]) -> None:
-    """Writes down what a run is, or compares it with what the folder's own run was.
+    """Records the identity of a run, or compares it with the one recorded in the folder.
 
     Raises:
-      ValueError: the folder holds another run; says in what they differ.
-      FileFormatError: what is written there is damaged.
+      ValueError: the folder holds another run; the message lists the differences.
+      FileFormatError: the record is damaged.
     """
     path, run = folder / _RUN, json.loads(json.dumps(run))
     if not path.exists():
         write_text(path, json.dumps(run, indent=2) + "\n")
-    elif told := differences(read_json(path, "delete it, or pass another --out"), run):
-        raise ValueError(f"{folder} holds another run: {told}. Pass the same, or another --out")
+    elif found := differences(read_json(path, "delete it, or pass another --out"), run):
+        raise ValueError(f"{folder} holds another run: {found}. Pass the same, or another --out")
 
 
 def identity(
@@ -155,11 +162,11 @@ def identity(
     *,
     stored: bool,
 ) -> dict[str, Any]:
-    """Returns what makes two runs the same, for `run.json`."""
+    """Returns everything that identifies a run, for `run.json`."""
     return {
         "recipe": described(recipe),
         "options": described(options),
-        # Of all answers, and of the order of batches.
+        # Depends on all answers, and on the order of batches.
         "data": {"answer_tokens": int(counts.sum()), "digest": digest(counts, batches.batch(0))},
         "target": described(target.module.config) | {"dtype": target.dtype.name, "weights": weights_digest(target)},
         "devices": devices,
@@ -168,7 +175,7 @@ def identity(
 
 
 def described(value: object) -> Any:
-    """Returns plain values for JSON: of dataclasses the class and fields, of arrays a digest, else the class."""
+    """Returns plain values for JSON: dataclasses by class and fields, arrays by digest, and others by class."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: described(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"kind": type(value).__name__} | fields
@@ -184,7 +191,7 @@ def described(value: object) -> Any:
 
 
 def digest(*trees: object) -> str:
-    """Hashes arrays, their dtypes and shapes to sixteen hexadecimal digits."""
+    """Hashes arrays with their dtypes and shapes to sixteen hexadecimal digits."""
     hashed = hashlib.sha256()
     for array in map(np.asarray, jax.tree.leaves(trees)):
         hashed.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())

@@ -1,4 +1,4 @@
-"""Makes a training set: the target answers prompts, shard by shard, and goes on where it stopped."""
+"""Makes a training set: the target answers prompts, shard by shard, and resumes after interruptions."""
 
 import collections
 import dataclasses
@@ -14,18 +14,11 @@ from tqdm import tqdm
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.model import Model
+from jaxspec.io.files import exclusive, write_bytes
+from jaxspec.io.manifest import sha256
+from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.answers import AnswerOptions, Dialogue, answer_all
-from jaxspec.training.files import (
-    VERSION,
-    Sequences,
-    check_same_making,
-    exclusive,
-    read_manifest,
-    sha256,
-    weights_digest,
-    write_bytes,
-    write_manifest,
-)
+from jaxspec.training.files import VERSION, Sequences, check_same_making, read_manifest, weights_digest, write_manifest
 from jaxspec.training.prompts import TURNS_FILE, Conversation, Exclusion, hash_lines, normalize, read_prompts
 
 _TOO_LONG, _CUT = "longer than max_length", "turns cut at max_length"
@@ -44,32 +37,36 @@ def make_data(
     limit: int | None = None,
     name: str = "",
 ) -> dict[str, Any]:
-    """Lets the target answer the prompts, and writes the conversations as shards with a manifest.
+    """Lets the target answer prompts, and writes the conversations as shards with a manifest.
 
-    Interrupted, it goes on with the first shard that is not finished when called again with the same arguments;
-    the files are then those of a call that was not interrupted, to the byte.
+    After an interruption, call it again with the same arguments: it resumes with the first unfinished shard, and the
+    files become those of an uninterrupted call, to the byte.
 
     Args:
       target: the model that answers; its tokenizer must have a chat template.
       prompts: prompt files (`read_prompts`).
       out: the folder to write into.
       options: how the target answers.
-      exclude: prompt files of evaluations: what shares a turn, or 13 words in a row, with them is left out.
-      shard: conversations a shard.
-      limit: use the first so many of the prompts that are not excluded.
-      name: the target's, for the manifest.
+      exclude: prompt files of evaluations: conversations that share a turn, or 13 words in a row, are left out.
+      shard: the number of conversations in a shard.
+      limit: the largest number of conversations to use, after exclusion; `None` uses all.
+      name: the target's name, for the manifest.
 
     Returns:
       The manifest.
 
     Raises:
-      ValueError: for arguments that do not fit, a prompt file that cannot be parsed, or a folder whose set was
-        made in another way or is being made by another process.
+      ValueError: arguments are invalid, a prompt file cannot be parsed, or the folder has a set that was made in
+        another way or is being made by another process.
       OSError: a file cannot be read or written.
       FloatingPointError: the target's logits were not finite.
     """
     options.check(target)
-    tokenizer = _tokenizer(target)
+    tokenizer = target.traits.tokenizer
+    if tokenizer is None or not tokenizer.has_chat_template:
+        raise ValueError(
+            "the target needs a tokenizer with a chat template to answer prompts; pass an instruction-tuned model"
+        )
     for value, argument in ((shard, "shard"), (1 if limit is None else limit, "limit")):
         if value < 1:
             raise ValueError(f"{argument} must be at least 1, got {value}")
@@ -77,7 +74,13 @@ def make_data(
     if not chosen:
         raise ValueError(f"no prompt is left to answer: {left_out}")
     making = {
-        "target": _describe(target, tokenizer, name),
+        "target": {
+            "name": name,
+            "vocab_size": target.vocab_size,
+            "dtype": str(target.dtype) if isinstance(target, LanguageModel) else "",
+            "tokenizer": tokenizer.digest,
+            "weights": weights_digest(target),
+        },
         "options": dataclasses.asdict(options) | {"shard": shard, "limit": limit},
         "prompts": [_file(path) for path in prompts],
         "excluded": [_file(path) for path in exclude],
@@ -91,20 +94,10 @@ def make_data(
     return manifest
 
 
-def _tokenizer(target: Model) -> Tokenizer:
-    """Returns the target's tokenizer; raises `ValueError` without one or its chat template."""
-    tokenizer = getattr(target, "tokenizer", None)
-    if tokenizer is None or not tokenizer.has_chat_template:
-        raise ValueError(
-            "the target needs a tokenizer with a chat template to answer prompts; pass an instruction-tuned model"
-        )
-    return tokenizer
-
-
 def _choose(
     conversations: list[Conversation], exclusion: Exclusion, limit: int | None
 ) -> tuple[list[tuple[int, Conversation]], dict[str, int]]:
-    """Chooses conversations, each with its index in the files; counts those left out by reason."""
+    """Chooses conversations, each with its index in the files, and counts the others by reason."""
     chosen, left_out = [], collections.Counter()
     for index, conversation in enumerate(conversations):
         reason = exclusion.reason(conversation)
@@ -117,21 +110,10 @@ def _choose(
     return chosen, dict(sorted(left_out.items()))
 
 
-def _describe(target: Model, tokenizer: Tokenizer, name: str) -> dict[str, Any]:
-    """Describes the target for the manifest."""
-    return {
-        "name": name,
-        "vocab_size": target.vocab_size,
-        "dtype": str(getattr(target, "dtype", "")),
-        "tokenizer": tokenizer.digest,
-        "weights": weights_digest(target),
-    }
-
-
 def _begin(
     folder: Path, making: dict[str, Any], chosen: list[tuple[int, Conversation]], left_out: dict[str, int]
 ) -> dict[str, Any]:
-    """Returns the manifest to go on with: the folder's own, if it was made in the same way, else a new one."""
+    """Returns the folder's manifest if the set was made in the same way, or writes a new one."""
     known = read_manifest(folder)
     if known is not None:
         check_same_making(folder, known, making)
@@ -162,7 +144,7 @@ def _answer_shards(
     options: AnswerOptions,
     left_out: dict[str, int],
 ) -> None:
-    """Makes each shard that is not there yet, and notes it in the manifest."""
+    """Makes each missing shard, and records it in the manifest."""
     names = [f"shard-{number:05d}.npz" for number in range(len(groups))]
     noted = {entry["file"]: entry for entry in manifest["shards"]}
     finished = {name: entry for name, entry in noted.items() if _is_complete(folder / name, entry["sha256"])}
@@ -175,33 +157,26 @@ def _answer_shards(
             data = sequences.to_bytes()
             write_bytes(folder / name, data)
             finished[name] = _entry(name, data, sequences, dialogues)
-            _note(folder, manifest, [finished[name] for name in names if name in finished], left_out, len(names))
-
-
-def _note(folder: Path, manifest: dict[str, Any], entries: list[dict], excluded: dict[str, int], shards: int) -> None:
-    """Writes the finished shards into the manifest."""
-    total = collections.Counter(excluded)
-    for entry in entries:
-        total.update(entry["left_out"])
-    manifest |= {"shards": entries, "left_out": dict(sorted(total.items())), "complete": len(entries) == shards}
-    write_manifest(folder, manifest)
+            entries, total = [finished[name] for name in names if name in finished], collections.Counter(left_out)
+            for entry in entries:
+                total.update(entry["left_out"])
+            complete = len(entries) == len(names)
+            manifest |= {"shards": entries, "left_out": dict(sorted(total.items())), "complete": complete}
+            write_manifest(folder, manifest)
 
 
 def _is_complete(path: Path, digest: str) -> bool:
-    """Returns whether a shard is there and undamaged."""
     return path.is_file() and sha256(path.read_bytes()) == digest
 
 
 def _to_generate(group: list[tuple[int, Conversation]]) -> int:
-    """Counts the answers that the target is to write."""
     return sum(len(conversation.turns) - len(conversation.answers) for _, conversation in group)
 
 
 def _pack(dialogues: list[Dialogue], categories: list[str], dtype: type[np.generic]) -> Sequences:
-    """Packs the dialogues of a shard."""
     kept = [dialogue for dialogue in dialogues if dialogue.tokens]
     tokens = [np.asarray(dialogue.tokens, dtype) for dialogue in kept]
-    none = [np.zeros(0, dtype)]  # so that a shard of no sequence can be joined too
+    none = [np.zeros(0, dtype)]  # for shards without sequences
     return Sequences(
         tokens=np.concatenate(none + tokens),
         offsets=np.cumsum([0, *map(len, tokens)], dtype=np.int64),
@@ -212,13 +187,11 @@ def _pack(dialogues: list[Dialogue], categories: list[str], dtype: type[np.gener
 
 
 def _conversation_hash(conversation: Conversation) -> int:
-    """Hashes the user's turns."""
     text = "\n".join(map(normalize, conversation.turns))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def _entry(name: str, data: bytes, sequences: Sequences, dialogues: list[Dialogue]) -> dict[str, Any]:
-    """Describes a shard for the manifest."""
     counts = {
         _TOO_LONG: sum(not dialogue.tokens for dialogue in dialogues),
         _CUT: sum(len(d.conversation.turns) - len(d.answers) for d in dialogues if d.answers),
@@ -234,17 +207,15 @@ def _entry(name: str, data: bytes, sequences: Sequences, dialogues: list[Dialogu
 
 
 def _file(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Describes a prompt file for the manifest."""
     return {"file": Path(path).name, "sha256": sha256(Path(path).read_bytes())}
 
 
 def _counts(chosen: Iterable[tuple[int, Conversation]], field: str) -> dict[str, int]:
-    """Counts conversations by the values of a field."""
     return dict(sorted(collections.Counter(getattr(conversation, field) for _, conversation in chosen).items()))
 
 
 class _Progress:
-    """Draws a bar of answers, with tokens a second."""
+    """Shows a progress bar of answers, with tokens a second."""
 
     def __init__(self, answers: int):
         self._bar = tqdm(total=answers, desc="answers", unit="answer", smoothing=0.05)
@@ -257,7 +228,7 @@ class _Progress:
         self._bar.close()
 
     def report(self, answers: int, tokens: int) -> None:
-        """Adds answers and their tokens."""
+        """Adds answers and their tokens to the bar."""
         self._tokens += tokens
         rate = self._tokens / (time.perf_counter() - self._start)
         self._bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)

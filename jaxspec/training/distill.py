@@ -1,16 +1,16 @@
 """Distills a small decoder with the target's vocabulary (DistillSpec, Zhou et al. 2310.08461).
 
-What a small model with a large vocabulary has to learn is mostly its embedding, and little data shows most tokens
-rarely. So the embedding is not learned token by token: it is the target's output head seen through a projection,
+A small model with a large vocabulary mostly has to learn its embedding, and little data shows most tokens rarely. So
+the embedding is not learned token by token: it is a projection of the target's output head,
 
     embedding[v, width]  =  length * head[v, target's width] @ projection.T        tied: the output head too
 
-which begins as the principal components of the head, moves all tokens at once, and is multiplied out when the model is
-saved. For SmolLM2-135M and the defaults that is 83 thousand trained numbers in place of 7 million.
+which starts as the principal components of the head, moves all tokens at once, and is multiplied out when the model is
+saved. For SmolLM2-135M and the defaults, this trains 83 thousand numbers instead of 7 million.
 
-Distributions over the full vocabulary are most of the cost, so both are taken over candidates: the tokens that are
-frequent in the answers, and others drawn anew for each batch, each of which stands for as many as it was drawn from. So
-the draft learns to give the rest little, though most batches do not see most of it.
+Distributions over the full vocabulary are most of the cost, so both are taken over candidates. These are the tokens
+that are frequent in the answers, and a random sample of the rest for each batch, weighted by its sampling rate. So the
+draft learns to give the rest little probability, although most batches do not include most of it.
 """
 
 import dataclasses
@@ -35,47 +35,47 @@ from jaxspec.nn.transformer import Transformer
 from jaxspec.ops.matmul import project
 from jaxspec.ops.rope import Rope
 from jaxspec.training.answers import rewritten
-from jaxspec.training.batching import Batch
+from jaxspec.training.dataset import Batch
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance
-from jaxspec.training.recipe import Recipe, option
+from jaxspec.training.recipe import Recipe, check_at_least, option
 
 _CHUNK = 512
-_FRESH = 0.02  # the spread of an embedding that is not trained yet
+_FRESH = 0.02  # the standard deviation of an untrained embedding
 
 
 @dataclasses.dataclass(frozen=True)
 class DistillRecipe(Recipe):
-    """Trains a small Llama that learns the target's distribution, saved as any model is.
+    """Trains a small Llama on the target's distribution, saved like any model.
 
     Costs about `6 * (parameters of the layers)` flops a token of the text, and `(8 * width + 4 * target's width) *
-    (candidates)` an answer token. For SmolLM2-135M and the defaults that is 9 and 32 million, beside the target's 230
+    (candidates)` an answer token. For SmolLM2-135M and the defaults these are 9 and 32 million, and the target's 230
     million for each token of the text. The model has 8.6 million parameters, 7.1 of them its embedding.
 
     References:
       DistillSpec: Zhou et al. (2023), arXiv:2310.08461.
     """
 
-    width: int = option("Of the residual stream.", default=144)
-    layers: int = option("How many.", default=6)
-    heads: int = option("Of attention; each has keys and values of its own.", default=3)
-    mlp_width: int = option("Inner width of the feed-forward blocks.", default=384)
-    divergence: Divergence = option("Of the draft's distribution from the target's.", default_factory=ForwardKL)
+    width: int = option("The size of the residual stream.", default=144)
+    layers: int = option("The number of layers.", default=6)
+    heads: int = option("The number of attention heads, each with its own keys and values.", default=3)
+    mlp_width: int = option("The inner width of the feed-forward blocks.", default=384)
+    divergence: Divergence = option(
+        "The divergence of the draft's distribution from the target's.", default_factory=ForwardKL
+    )
     hard: float = option(
         "The weight in the loss, from 0 to 1, of the cross-entropy with the text's own tokens.", default=0.0
     )
     on_policy: float = option(
-        "The share of batches whose answers the draft writes itself, at temperature 1 (GKD, 2306.13649); the others "
-        "are as the data has them: written by the target, or by anybody.",
+        "The share of batches whose answers the draft writes, at temperature 1 (GKD, 2306.13649); the others keep the "
+        "answers of the data, whoever wrote them.",
         default=0.0,
     )
-    frequent: int | None = option("Candidates that are always looked at; None is the whole vocabulary.", default=8192)
-    drawn: int = option("Candidates that are drawn from the rest for each batch.", default=1024)
-    k: int = option("Drafts a round where it is evaluated.", default=4)
+    frequent: int | None = option("Candidates that are always used; None means the whole vocabulary.", default=8192)
+    drawn: int = option("Candidates to draw from the rest for each batch.", default=1024)
+    k: int = option("Drafts a round in evaluation.", default=4)
 
     def __post_init__(self):
-        for name in ("width", "layers", "heads", "mlp_width", "drawn", "k"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least(self, 1, "width", "layers", "heads", "mlp_width", "drawn", "k")
         if self.width % (2 * self.heads):
             raise ValueError(f"width must be an even number for each of {self.heads} heads, got {self.width}")
         for name in ("hard", "on_policy"):
@@ -85,8 +85,8 @@ class DistillRecipe(Recipe):
     def init(self, key, target, token_counts):
         if self.width > target.module.config.width:
             raise ValueError(
-                f"width must be at most the target's {target.module.config.width}, of whose embedding the draft's is "
-                f"a projection, got {self.width}"
+                f"width must be at most the target's {target.module.config.width}, as the draft projects the target's "
+                f"embedding, got {self.width}"
             )
         module = self._module(target.vocab_size, target, jnp.float32)
         cache = LanguageModel(module, {}).init_cache(1, 1)
@@ -94,12 +94,12 @@ class DistillRecipe(Recipe):
         del layers["embedding"]
         frequent = vocabulary.most_frequent(token_counts, min(self.frequent or target.vocab_size, target.vocab_size))
         rest = np.setdiff1d(np.arange(target.vocab_size, dtype=np.int32), frequent)
-        head = np.asarray(target.head[jnp.arange(target.vocab_size)], np.float32)
+        head = np.asarray(target.head[jnp.arange(target.vocab_size, dtype=jnp.int32)], np.float32)
         return {"layers": layers, "frequent": frequent, "rest": rest} | _principal(head, token_counts, self.width)
 
     def prepare(self, params, target, batch, key):
         chance, key = jax.random.split(key)
-        if self.on_policy == 0 or jax.random.uniform(chance) >= self.on_policy:
+        if self.on_policy == 0 or jax.random.uniform(chance, dtype=jnp.float32) >= self.on_policy:
             return batch
         ends = () if target.tokenizer is None else target.tokenizer.eos_token_ids
         return rewritten(self.model(params, target), batch, key, ends)
@@ -112,7 +112,7 @@ class DistillRecipe(Recipe):
         def total(chunk: _Places, rows: Array) -> dict[str, Array]:
             target_log_probs, _ = candidates.log_probs(target.normalize(chunk.target[None])[0], candidates.of_target)
             draft_log_probs, mass = candidates.log_probs(chunk.draft, rows)
-            # The text's own token need not be a candidate.
+            # The text's own token may not be a candidate.
             own = jnp.sum(chunk.draft.astype(jnp.float32) * chunk.written.astype(jnp.float32), axis=-1) - mass
             away = (1 - self.hard) * self.divergence(target_log_probs, draft_log_probs) - self.hard * own
             values = {"loss": away, "acceptance": acceptance(target_log_probs, draft_log_probs)}
@@ -130,14 +130,14 @@ class DistillRecipe(Recipe):
         write_model(self.model(params, target), path)
 
     def model(self, params: Any, target: LanguageModel) -> LanguageModel:
-        """Returns the draft model, its embedding multiplied out."""
+        """Returns the draft model, with its embedding multiplied out."""
         dtype = params["projection"].dtype
         embedding = _rows(params, target.head.astype(dtype)[None])[0]
         module = self._module(target.vocab_size, target, dtype)
         return LanguageModel(module, params["layers"] | {"embedding": embedding}, target.tokenizer)
 
     def _states(self, params, target: LanguageModel, batch: Batch, rows: Array) -> Float[Array, "b t width"]:
-        """Returns the states that the draft's output head reads; `rows` are the tokens' of its embedding."""
+        """Returns the inputs of the draft's output head; `rows` are the embeddings of the batch's tokens."""
         table = rows.reshape(-1, self.width)
         module = self._module(table.shape[0], target, table.dtype)
         model = LanguageModel(module, params["layers"] | {"embedding": table})
@@ -164,12 +164,12 @@ class DistillRecipe(Recipe):
 
 @dataclasses.dataclass(frozen=True)
 class Candidates:
-    """Holds tokens that distributions are taken over.
+    """Holds the tokens that distributions are taken over.
 
     Attributes:
-      weight: the logarithm of how many tokens each stands for.
-      of_target: their rows of the target's head.
-      of_draft: the same of the draft's.
+      weight: the log of the number of tokens that each stands for.
+      of_target: their rows of the target's output head.
+      of_draft: their rows of the draft's.
     """
 
     weight: Float[Array, "n"]
@@ -178,14 +178,14 @@ class Candidates:
 
     @classmethod
     def draw(cls, params: Any, target: LanguageModel, count: int, key: Array) -> "Candidates":
-        """Draws `count` candidates from the rest, beside the frequent ones."""
+        """Draws `count` candidates from the rest, in addition to the frequent ones."""
         frequent, rest = params["frequent"], params["rest"]
         count = min(count, rest.shape[0])
         ids, weight = frequent, jnp.zeros(frequent.shape, jnp.float32)
         if count:
-            # One from each of as many equal parts of the rest.
+            # Stratified: one from each of `count` equal parts of the rest.
             share = rest.shape[0] / count
-            start = jnp.arange(count, dtype=jnp.float32) + jax.random.uniform(key, (count,))
+            start = jnp.arange(count, dtype=jnp.float32) + jax.random.uniform(key, (count,), jnp.float32)
             places = jnp.minimum((start * share).astype(jnp.int32), rest.shape[0] - 1)
             ids = jnp.concatenate([frequent, rest[places]])
             weight = jnp.concatenate([weight, jnp.full(count, np.log(share), jnp.float32)])
@@ -193,7 +193,7 @@ class Candidates:
         return cls(weight, rows, _rows(params, rows[None])[0])
 
     def log_probs(self, states: Float[Array, "c d"], rows: Float[Array, "n d"]) -> tuple[Array, Array]:
-        """Returns log-probabilities `[c, n]`, and the log of the sum of the exponentials of logits `[c]`."""
+        """Returns log-probabilities `[c, n]`, and the log-sum-exp of the logits `[c]`."""
         logits = project(states[None], rows)[0].astype(jnp.float32) + self.weight[None]
         mass = jax.nn.logsumexp(logits, axis=-1)
         return logits - mass[:, None], mass
@@ -202,13 +202,13 @@ class Candidates:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Places:
-    """Holds the places of the text before answer tokens, in chunks, padded with others.
+    """Holds the places of the text before answer tokens, in chunks, padded with other places.
 
     Attributes:
-      there: whether it is such a place.
-      draft: the draft's state there.
-      target: the target's.
-      written: the row of the draft's embedding of the token that follows.
+      there: whether the next token is an answer's; false for padding.
+      draft: the draft's state at the place.
+      target: the target's state at the place.
+      written: the row of the draft's embedding for the next token.
     """
 
     there: Bool[Array, "*n c"]
@@ -228,10 +228,10 @@ class _Places:
     def sum_over_chunks(
         self, function: Callable[["_Places", Array], dict[str, Array]], rows: Float[Array, "n width"]
     ) -> dict[str, Array]:
-        """Sums `function(chunk, rows)` over all chunks; those without a place cost nothing.
+        """Sums `function(chunk, rows)` over all chunks; chunks of padding cost nothing.
 
-        Gradients are taken chunk by chunk on the way: distributions never stand in memory for all places at once, and
-        none is computed twice. The sum of losses is then given these gradients by a term that is 0 itself.
+        Gradients are computed chunk by chunk in the same pass, so that memory never holds distributions for all places
+        at once, and none is computed twice. They are then attached to the sum of losses by a term whose value is 0.
         """
 
         def slopes_of(chunk: _Places) -> tuple[dict[str, Array], tuple[Array, ...]]:
@@ -260,14 +260,15 @@ class _Places:
 
 
 def _rows(params: Any, head: Float[Array, "b t d"]) -> Float[Array, "b t width"]:
-    """Returns the draft's embedding where the target's output head has these rows."""
+    """Returns the draft's embeddings for rows of the target's output head."""
     return params["length"] * project(head, params["projection"])
 
 
 def _principal(rows: np.ndarray, token_counts: np.ndarray, width: int) -> dict[str, Array]:
-    """Finds the projection that keeps most of the head's rows, frequent tokens weighing more, and their new length.
+    """Returns the principal projection of the head's rows, weighted by token frequency, and the embedding's length.
 
-    Its own rows are of length 1, as a fresh kernel's are about: the optimizer's steps then suit both.
+    The projection's rows are unit vectors, about as long as those of a new kernel, so that the optimizer's steps suit
+    both.
     """
     weights = np.sqrt(token_counts.astype(np.float32) + 1)[:, None]
     _, vectors = np.linalg.eigh((rows * weights).T @ rows)

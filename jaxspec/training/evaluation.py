@@ -1,6 +1,7 @@
-"""Measures the true mean acceptance length: the real loop, on conversations that were not trained on."""
+"""Measures the true mean acceptance length by decoding conversations that were not trained on."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int
 
+from jaxspec.core import validate
 from jaxspec.core.model import Model
 from jaxspec.core.sampling import Greedy, Policy, Sampling
+from jaxspec.core.typed import typed
 from jaxspec.decoding.generate import generate
 from jaxspec.drafters.base import Drafter
 
@@ -20,8 +23,8 @@ class Prompts:
 
     Attributes:
       rows: the token ids of each prompt.
-      max_new_tokens: tokens to decode after each.
-      batch: prompts to decode at once.
+      max_new_tokens: the number of tokens to decode after each.
+      batch: the number of prompts to decode at once.
 
     Raises:
       ValueError: there is no prompt, one is empty, or a number is out of range.
@@ -36,22 +39,24 @@ class Prompts:
     batch: int = 16
 
     def __post_init__(self):
-        if not self.rows or not all(self.rows):
-            raise ValueError("there must be at least one prompt, and each of at least one token")
-        for name in ("max_new_tokens", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        validate.instance("rows", self.rows, Sequence, "pass ((5, 6, 7), (9, 8)), say")
+        if not self.rows or any(np.size(row) == 0 for row in self.rows):
+            raise ValueError("rows must have at least one prompt, and each at least one token")
+        for row in self.rows:
+            if validate.numbers("rows", row, "token ids of each prompt", whole=True).ndim != 1:
+                raise ValueError(f"rows must have a list of token ids for each prompt, got {validate.shown(row)}")
+        validate.counts("Prompts", max_new_tokens=self.max_new_tokens, batch=self.batch)
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Counts what a run of the loop emitted and accepted.
+    """Holds the statistics of decoded prompts.
 
     Attributes:
-      mean_acceptance_length: emitted tokens a round, over all rows.
+      mean_acceptance_length: the mean number of tokens emitted a round, over all rows.
       by_position: the share of rounds that accepted the draft at each position.
-      rounds: how many there were.
-      tokens: how many were emitted.
+      rounds: the number of rounds.
+      tokens: the number of tokens emitted.
     """
 
     mean_acceptance_length: float
@@ -61,27 +66,28 @@ class Measured:
 
 
 def prompts_of(tokens: np.ndarray, answer: np.ndarray) -> tuple[int, ...]:
-    """Cuts a conversation before its first answer; returns all of it if it has none.
+    """Returns a conversation up to its first answer, or all of it if it has none.
 
     Args:
-      tokens: `[n]` token ids.
-      answer: `[n]`, which of them are a part of an answer.
+      tokens: token ids, `[n]`.
+      answer: whether each token is part of an answer, `[n]`.
     """
     starts = np.flatnonzero(answer)
     return tuple(int(token) for token in tokens[: starts[0] if len(starts) else None])
 
 
+@typed("drafter", "prompts", seed=(0, 2**32 - 1))
 def evaluate(target: Model, drafter: Drafter, prompts: Prompts, *, seed: int = 0) -> dict[str, Measured]:
     """Decodes every prompt greedily and at temperature 1.
 
     Args:
       target: the model to decode from.
-      drafter: what drafts.
-      prompts: what to continue.
-      seed: of sampling at temperature 1.
+      drafter: the drafter.
+      prompts: the prompts to continue.
+      seed: the seed of sampling at temperature 1.
 
     Returns:
-      The counts by "greedy" and "sampled".
+      The statistics by "greedy" and "sampled".
 
     Example:
       >>> prompts = jaxspec.training.Prompts(((5, 6, 7), (9, 8)), max_new_tokens=8)
@@ -94,18 +100,15 @@ def evaluate(target: Model, drafter: Drafter, prompts: Prompts, *, seed: int = 0
 
 
 def _measure(target: Model, drafter: Drafter, prompts: Prompts, policy: Policy, seed: int) -> Measured:
-    """Decodes every prompt with one policy."""
-    # Rows of similar width stand together: each batch is padded to its widest.
+    # Rows of similar length are decoded together, as each batch is padded to its longest prompt.
     rows = sorted(prompts.rows, key=len)
     keys = jax.random.split(jax.random.key(seed), len(rows))
-    tokenizer = getattr(target, "tokenizer", None)
-    stop = () if tokenizer is None else tokenizer.eos_token_ids
     rounds, emitted, accepted = 0, 0, np.zeros(drafter.max_drafts, np.int64)
     for start in range(0, len(rows), prompts.batch):
         group = rows[start : start + prompts.batch]
         missing = min(prompts.batch, len(rows)) - len(group)
         padded, length = _padded([*group, *[group[-1]] * missing])
-        # Rows that only fill the batch, so that no other program is compiled, emit nothing.
+        # Rows that only fill up the batch, to avoid another compilation, emit nothing.
         budget = np.where(np.arange(len(padded)) < len(group), prompts.max_new_tokens, 0).astype(np.int32)
         indices = np.minimum(start + np.arange(len(padded)), len(rows) - 1)
         result = generate(
@@ -116,7 +119,6 @@ def _measure(target: Model, drafter: Drafter, prompts: Prompts, policy: Policy, 
             key=keys[indices],
             sampling=policy,
             max_new_tokens=jnp.asarray(budget),
-            stop_tokens=stop,
         )
         rounds += int(np.sum(result.stats.rounds))
         emitted += int(np.sum(result.stats.emitted))

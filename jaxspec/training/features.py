@@ -1,19 +1,19 @@
-"""Keeps the target's states of every sequence on disk: computed once, read by all epochs and all drafters.
+"""Stores the target's states of every sequence on disk: computed once, read in all epochs and by all drafters.
 
     folder/<shard>-<target>/layer-27.bfloat16    [tokens, width], allocated before it is filled
-                            layer-27.crc32       [sequences], of each one's bytes; 0 for those that are not there
+                            layer-27.crc32       [sequences], of each one's bytes; 0 if absent
 
-A sequence's states are computed together with the same others of its shard, whatever batch asks for them: a run that
-died and went on reads what it would have computed. A sequence counts as there once all of it is written and for as long
-as its bytes are those; states that a machine lost when it died, or a disk since, are computed again.
+A sequence's states are always computed together with the same other sequences of its shard, regardless of the batch
+that needs them. So a run that died and resumed reads what it would have computed. A sequence counts as present while
+its bytes match their checksum; states that were lost or damaged are computed again.
 """
 
 import dataclasses
 import errno
 import functools
+import logging
 import os
 import shutil
-import sys
 import zlib
 from pathlib import Path
 from typing import BinaryIO
@@ -26,49 +26,55 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from jaxspec.core.files import FileFormatError
+from jaxspec.io.files import FileFormatError
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.training.batching import widths_for
-from jaxspec.training.dataset import Dataset
+from jaxspec.training.dataset import Dataset, widths_for
 from jaxspec.training.files import weights_digest
 from jaxspec.training.recipe import Features
 
-# Sequences of a training set's shard share two files for each layer.
+_logger = logging.getLogger(__name__)
+
+# The length of digests in names of folders, which hold two files for each layer of a shard.
 _NAME = 16
-# Tokens that the target is given at once, padding included.
+# The number of tokens in one pass of the target, padding included.
 _AT_ONCE = 2048
-# Bytes of zeros that are written at once, where a filesystem cannot set them aside.
+# The number of zero bytes to write at once if the filesystem cannot preallocate.
 _ZEROS = 1 << 20
 _NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredStates:
-    """Holds states of a training set's sequences, in bfloat16; `2 * width` bytes a token and layer.
+    """Stores states of a training set's sequences in bfloat16, which takes `2 * width` bytes a token and layer.
 
-    Several processes may fill one folder: they write the same.
+    Several processes may fill one folder: they write equal files.
 
     Attributes:
-      folder: where they are, of any number of sets and targets.
-      target: whose states they are; on one device.
+      folder: the folder of the states, which may hold those of any number of sets and targets.
+      target: the model whose states they are; on one device.
       data: the sequences.
     """
 
     folder: Path
     target: LanguageModel
     data: Dataset
+    _shards: dict[str, "_Shard"] = dataclasses.field(default_factory=dict, init=False, repr=False)
+    _opened: dict[tuple[str, int], "_Layer"] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def features(self, capture: tuple[int, ...], indices: list[int], shape: tuple[int, int]) -> Features:
-        """Returns the states of a batch of `data.batches`, computed first where they are not there yet.
+        """Returns the states of a batch of `data.batches`, and computes those that are missing.
 
         Args:
           capture: the hidden states that a recipe reads.
-          indices: the sequences, row by row; rows beyond them are empty.
-          shape: rows and width of the batch.
+          indices: the sequences, row by row; further rows are empty.
+          shape: the rows and width of the batch.
+
+        Returns:
+          The states in the target's dtype.
 
         Raises:
           OSError: the folder cannot be written, or has no room; then nothing is written.
-          FileFormatError: a file there has another size.
+          FileFormatError: a file has the wrong size.
         """
         layers = tuple(dict.fromkeys((*capture, self.target.module.config.num_layers)))
         found = np.zeros((len(layers), *shape, self.target.module.config.width), np.uint16)
@@ -80,7 +86,7 @@ class StoredStates:
         return Features(tuple(read[layer] for layer in capture), read[layers[-1]])
 
     def _sequence(self, layers: tuple[int, ...], index: int) -> np.ndarray:
-        """Reads a sequence's states, `[layers, t, width]`, as the bits of bfloat16."""
+        """Reads a sequence's states as the bits of bfloat16, `[layers, t, width]`."""
         shard, number, _ = self.data.place(index)
         start, end = map(int, self._shard(shard).starts[number : number + 2])
         read = lambda layer: self._layer(shard, layer).read(number, start, end)  # noqa: E731
@@ -89,7 +95,7 @@ class StoredStates:
         return np.stack([self._layer(shard, layer).states[start:end] for layer in layers])
 
     def _compute(self, shard: str, number: int, layers: tuple[int, ...]) -> None:
-        """Computes the states of a sequence and of those that are computed with it."""
+        """Computes the states of a sequence and of those in its group."""
         known = self._shard(shard)
         width, members = known.together(number)
         tokens = np.zeros((max(_AT_ONCE // width, 1), width), np.int32)
@@ -104,18 +110,10 @@ class StoredStates:
     def _target_digest(self) -> str:
         return weights_digest(self.target)
 
-    @functools.cached_property
-    def _shards(self) -> dict[str, "_Shard"]:
-        return {}
-
     def _shard(self, shard: str) -> "_Shard":
         if shard not in self._shards:
             self._shards[shard] = _Shard(self.data.texts(shard))
         return self._shards[shard]
-
-    @functools.cached_property
-    def _opened(self) -> dict[tuple[str, int], "_Layer"]:
-        return {}
 
     def _layer(self, shard: str, layer: int) -> "_Layer":
         if (shard, layer) not in self._opened:
@@ -131,13 +129,13 @@ class StoredStates:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Shard:
-    """Holds the sequences of a shard, of which neighbors of one width are computed together."""
+    """Holds the sequences of a shard, of which neighbors with equal widths are computed together."""
 
     texts: list[np.ndarray]
 
     @functools.cached_property
     def starts(self) -> np.ndarray:
-        """The offset at which each sequence begins, and the one at which the last one ends."""
+        """The offset of each sequence, followed by the end of the last one."""
         return np.cumsum([0, *map(len, self.texts)])
 
     @functools.cached_property
@@ -147,7 +145,7 @@ class _Shard:
         return widths[np.searchsorted(widths, lengths)]
 
     def together(self, number: int) -> tuple[int, np.ndarray]:
-        """Returns the width and the numbers of the sequences that are computed with this one."""
+        """Returns the width and the indices of the sequences in the group of this one."""
         width = int(self._widths[number])
         same = np.flatnonzero(self._widths == width)
         rows = max(_AT_ONCE // width, 1)
@@ -157,34 +155,34 @@ class _Shard:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Layer:
-    """Holds the files of one layer."""
+    """Holds the memory-mapped files of one layer."""
 
     states: np.memmap
     checksums: np.memmap
 
     def read(self, number: int, start: int, end: int) -> np.ndarray | None:
-        """Returns a sequence's states; `None` if they are not there, or are not what was written."""
+        """Returns a sequence's states; `None` if they are absent or damaged."""
         if not (expected := self.checksums[number]):
             return None
         states = self.states[start:end]
         if expected == _checksum(states):
             return states
-        print(f"jaxspec: {self.states.filename}: sequence {number} is damaged, computing it again", file=sys.stderr)
+        _logger.warning("%s: sequence %d is damaged, computing it again", self.states.filename, number)
         return None
 
     def write(self, number: int, start: int, states: np.ndarray) -> None:
-        """Writes a sequence's states, and then that they are there."""
+        """Writes a sequence's states, and then their checksum, which marks them as present."""
         self.states[start : start + len(states)] = states
         self.checksums[number] = _checksum(states)
 
 
 def _checksum(states: np.ndarray) -> int:
-    """Returns the CRC-32 of the bytes; never 0, which says that there are none."""
+    """Returns the CRC-32 of the bytes, but never 0, which marks absent states."""
     return zlib.crc32(states.tobytes()) or 1
 
 
 def _opened(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.memmap:
-    """Maps a file of so many numbers, zeros if it is new; raises `FileFormatError` if its size is another."""
+    """Maps a file of this shape, filled with zeros if it is new; raises `FileFormatError` if its size differs."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     if not path.exists():
         with filelock.FileLock(path.parent / ".lock"):
@@ -198,7 +196,7 @@ def _opened(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.memmap:
 
 
 def _allocate(path: Path, size: int) -> None:
-    """Makes a file of zeros, all of it on the disk: where a mapped page has no room there, the process is killed."""
+    """Creates a file of zeros with all blocks allocated: a mapped page without room would kill the process."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:
@@ -207,12 +205,12 @@ def _allocate(path: Path, size: int) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         free = shutil.disk_usage(path.parent).free
-        told = f"{error.strerror}: the target's states need {size} bytes, {free} are free; free some, keep them in "
-        raise OSError(error.errno, told + "another folder, or leave out states", str(path)) from error
+        message = f"{error.strerror}: the target's states need {size} bytes, {free} are free; free some, keep them in "
+        raise OSError(error.errno, message + "another folder, or leave out states", str(path)) from error
 
 
 def _set_aside(file: BinaryIO, size: int) -> None:
-    """Gives an empty file its size in zeros."""
+    """Extends an empty file to its size with zeros."""
     if hasattr(os, "posix_fallocate"):
         try:
             return os.posix_fallocate(file.fileno(), 0, size)
@@ -225,6 +223,6 @@ def _set_aside(file: BinaryIO, size: int) -> None:
 
 @functools.partial(jax.jit, static_argnames="capture")
 def _states(target: LanguageModel, tokens: Array, capture: tuple[int, ...]) -> tuple[Float[Array, "b t d"], ...]:
-    """Runs the target; returns its states in bfloat16."""
+    """Runs the target and returns its states in bfloat16."""
     hidden = target(tokens, target.init_cache(tokens.shape[0], 0), capture=capture).hidden
     return tuple(x.astype(jnp.bfloat16) for x in hidden)

@@ -1,8 +1,8 @@
 """Computes the divergences of a draft's distribution from the target's, which training minimizes.
 
-Distributions are log-probabilities over the tokens that the draft may guess, `[..., n]`. The draft's probabilities sum
-to 1; the target's need not: what it gives to tokens outside of a draft vocabulary can never be accepted, and counts so.
-A token of probability 0 has log-probability -inf.
+Distributions are log-probabilities over the tokens that the draft can guess, `[..., n]`. The draft's probabilities sum
+to 1. The target's may sum to less: what it gives to tokens outside a draft vocabulary can never be accepted, and counts
+accordingly. A token of probability 0 has log-probability -inf.
 
 The divergences are those of DistillSpec (Zhou et al. 2310.08461, section 3), and the likelihood of acceptance.
 """
@@ -16,26 +16,26 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-# What stands for the logarithm of 0 where a divergence would be infinite, and a gradient nothing.
+# Replaces the log of 0 where a divergence would be infinite and its gradient useless.
 _LOWEST = -30.0
 
 
 class Divergence(abc.ABC):
-    """Measures how far a draft's distribution is from the target's, a position; least where they are the same."""
+    """Measures how far a draft's distribution is from the target's at each position; smallest if they are equal."""
 
     @abc.abstractmethod
     def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
         """Returns the divergence in nats (total variation: a probability).
 
         Args:
-          target: log-probabilities in float32; no gradient is taken in them.
-          draft: the same of the draft.
+          target: log-probabilities of the target, float32; treated as constants.
+          draft: log-probabilities of the draft, float32.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class ForwardKL(Divergence):
-    """Computes `sum target log(target / draft)`, over tokens that may be guessed: covers all of the target's mass."""
+    """Computes `sum target log(target / draft)` over tokens that can be guessed: covers all of the target's mass."""
 
     def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
         return _expected(target, target, draft)
@@ -43,9 +43,9 @@ class ForwardKL(Divergence):
 
 @dataclasses.dataclass(frozen=True)
 class ReverseKL(Divergence):
-    """Computes `sum draft log(draft / target)`: keeps the draft where the target's mass is.
+    """Computes `sum draft log(draft / target)`: keeps the draft where the target has mass.
 
-    A token that the target never gives would be infinitely far; it counts as if given with probability e^-30.
+    A token of target probability 0 would be infinitely far; it counts as if its probability were e^-30.
     """
 
     def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
@@ -57,7 +57,7 @@ class JensenShannon(Divergence):
     """Computes `beta KL(target | mix) + (1 - beta) KL(draft | mix)`, with `mix = beta target + (1 - beta) draft`.
 
     Attributes:
-      beta: in (0, 1).
+      beta: the weight of the target, in (0, 1).
     """
 
     beta: float = 0.5
@@ -69,7 +69,7 @@ class JensenShannon(Divergence):
     def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
         beta = self.beta
         mixture = jnp.logaddexp(*(_floored(x) + math.log(w) for x, w in ((target, beta), (draft, 1 - beta))))
-        # What the target gives to other tokens, the mixture gives to them beta times.
+        # The target's mass on other tokens appears in the mixture with weight beta.
         rest = jnp.maximum(1 - _sum_exp(target), 0.0) * -math.log(beta)
         return beta * (_expected(target, target, mixture) + rest) + (1 - beta) * _expected(draft, draft, mixture)
 
@@ -78,7 +78,7 @@ class JensenShannon(Divergence):
 class TotalVariation(Divergence):
     """Computes `1 - sum min(target, draft)`: the probability that a draft is rejected.
 
-    Its gradient vanishes where the distributions have little in common: begin with another, or mix.
+    Its gradient vanishes where the distributions hardly overlap: start with another divergence, or mix them.
     """
 
     def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
@@ -87,7 +87,7 @@ class TotalVariation(Divergence):
 
 @dataclasses.dataclass(frozen=True)
 class LikelihoodOfAcceptance(Divergence):
-    """Computes `-log sum min(target, draft)`, of acceptance; its gradient does not vanish at a cold start."""
+    """Computes `-log sum min(target, draft)`, the negative log of acceptance; its gradient does not vanish at first."""
 
     def __call__(self, target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
         return -jax.nn.logsumexp(jnp.minimum(_floored(target), _floored(draft)), axis=-1)
@@ -107,7 +107,7 @@ def acceptance(target: Float[Array, "*rows n"], draft: Float[Array, "*rows n"]) 
 
 
 def masked_mean(values: Float[Array, "*rows"], mask: Bool[Array, "*rows"]) -> Float[Array, ""]:
-    """Returns the mean over the positions of a mask; 0 if it has none."""
+    """Returns the mean over the positions of a mask; 0 if it is empty."""
     return jnp.sum(jnp.where(mask, values, 0.0)) / jnp.maximum(jnp.sum(mask, dtype=values.dtype), 1.0)
 
 
@@ -124,10 +124,10 @@ NAMES = ", ".join((*_DIVERGENCES, "jsd:BETA"))
 
 
 def by_name(name: str) -> Divergence:
-    """Makes a divergence by its name: `forward-kl`, `reverse-kl`, `jsd` (or `jsd:BETA`), `tvd` or `acceptance`.
+    """Creates a divergence by name: `forward-kl`, `reverse-kl`, `jsd` (or `jsd:BETA`), `tvd` or `acceptance`.
 
     Raises:
-      ValueError: there is no such divergence.
+      ValueError: there is no divergence of this name.
     """
     kind, _, beta = name.partition(":")
     if kind not in _DIVERGENCES or (beta and kind != "jsd"):
@@ -137,11 +137,11 @@ def by_name(name: str) -> Divergence:
     try:
         return JensenShannon(float(beta))
     except ValueError as error:
-        raise ValueError(f"{name!r} has no beta between 0 and 1; pass such as jsd:0.5") from error
+        raise ValueError(f"{name!r} has no beta between 0 and 1; pass jsd:0.5, for example") from error
 
 
 def name_of(divergence: Divergence) -> str:
-    """Returns the name by which `by_name` makes it."""
+    """Returns the name of a divergence for `by_name`."""
     (name,) = (name for name, kind in _DIVERGENCES.items() if type(divergence) is kind)
     return f"{name}:{divergence.beta}" if isinstance(divergence, JensenShannon) else name
 
@@ -149,17 +149,16 @@ def name_of(divergence: Divergence) -> str:
 def _expected(
     log_probs: Float[Array, "*rows n"], first: Float[Array, "*rows n"], second: Float[Array, "*rows n"]
 ) -> Float[Array, "*rows"]:
-    """Returns the mean of `first - second` over the tokens that all three distributions give; gradients are finite."""
+    """Returns the mean of `first - second` over tokens in the support of all three; gradients are finite."""
     alive = (log_probs > -jnp.inf) & (first > -jnp.inf) & (second > -jnp.inf)
     first, second = (jnp.where(alive, x, 0.0) for x in (first, second))
     return jnp.sum(jnp.exp(jnp.where(alive, log_probs, -jnp.inf)) * (first - second), axis=-1)
 
 
 def _floored(log_probs: Float[Array, "*rows n"]) -> Float[Array, "*rows n"]:
-    """Replaces -inf by a number so low that it adds nothing; its gradient is 0."""
+    """Replaces -inf by a number low enough to contribute nothing; its gradient is 0."""
     return jnp.where(log_probs > -jnp.inf, log_probs, 4 * _LOWEST)
 
 
 def _sum_exp(log_probs: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
-    """Returns the sum of probabilities."""
     return jnp.sum(jnp.exp(log_probs), axis=-1)

@@ -1,4 +1,4 @@
-"""Defines `Recipe`: how one kind of drafter is trained, in the terms of the loop."""
+"""Defines `Recipe`, which describes to the training loop how to train one kind of drafter."""
 
 import abc
 import dataclasses
@@ -12,17 +12,18 @@ from jax import Array
 from jaxtyping import Float
 
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.typed import check_fields
 from jaxspec.drafters.base import Drafter
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.training.batching import Batch
+from jaxspec.training.dataset import Batch
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """Computes the target's states over a batch, anew for each step and never trained through.
+    """Holds the target's states over a batch, which are never trained through.
 
-    For a recipe that trains the target itself they are those of the target as it is now.
+    If a recipe trains the target itself, these are the states of the current target.
 
     Attributes:
       hidden: the states that the recipe captures, in its order.
@@ -39,7 +40,7 @@ class Features:
 
 
 def option(help: str, **default: Any) -> Any:
-    """Declares a field of a recipe, with the words that `jaxspec train --help` has for it.
+    """Declares a field of a recipe, with its description in `jaxspec train --help`.
 
     Args:
       help: a sentence. The command line takes 0 for a `None` that is not the default.
@@ -49,11 +50,11 @@ def option(help: str, **default: Any) -> Any:
 
 
 class Recipe(abc.ABC):
-    """Describes a kind of drafter, its options, and how it is trained. Frozen and static.
+    """Describes a kind of drafter, its options, and how to train it. Frozen and static.
 
     Attributes:
       capture: the hidden states of the target that the drafter reads (`i` enters layer `i`).
-      frozen: whether the target stays as it is, so that its states may be kept.
+      frozen: whether the target is not trained, so that its states can be stored.
 
     Example:
       >>> from jaxspec.heads.eagle import EagleRecipe
@@ -67,38 +68,45 @@ class Recipe(abc.ABC):
 
     @classmethod
     def of(cls, target: LanguageModel, **options: Any) -> Self:
-        """Returns the recipe with these options, and with what suits the target for the others."""
+        """Returns the recipe with these options, and with defaults that suit the target."""
         del target
         return cls(**options)
 
     @abc.abstractmethod
     def init(self, key: Array, target: LanguageModel, token_counts: np.ndarray) -> Any:
-        """Makes untrained parameters: a pytree of float32 arrays, and of integers that stay as they are.
+        """Creates untrained parameters: a pytree of float32 arrays, and of integers that are never trained.
 
         Args:
-          key: random parameters are drawn from it.
+          key: the key of random parameters.
           target: the model to draft for.
-          token_counts: `int64[v]`, how often each token stands in the answers of the data.
+          token_counts: how often each token occurs in the answers of the data, `int64[v]`.
         """
 
     def prepare(self, params: Any, target: LanguageModel, batch: Batch, key: Array) -> Batch:
-        """Returns the batch to learn from; on-policy data is written by the drafter here."""
+        """Returns the batch to learn from; for on-policy data, the drafter writes it here.
+
+        Args:
+          params: the recipe's parameters.
+          target: the model to draft for.
+          batch: the texts of the data.
+          key: the key of sampling.
+        """
         del params, target, key
         return batch
 
     def at(self, params: Any, step: int, steps: int) -> Any:
-        """Returns the parameters as the loss of an update takes them: integers among them may say where training is.
+        """Returns the parameters for the loss of an update; integers among them may encode the training progress.
 
         Args:
-          params: as they are trained.
-          step: the number of the update, from 0.
-          steps: how many there are.
+          params: the parameters.
+          step: the index of the update, from 0.
+          steps: the number of updates.
         """
         del step, steps
         return params
 
     def target(self, params: Any, target: LanguageModel) -> LanguageModel:
-        """Returns the model that is drafted for: the target, with these parameters in its dtype where it is trained."""
+        """Returns the model to draft for: the target, with these parameters in its dtype if it is trained itself."""
         del params
         return target
 
@@ -106,48 +114,74 @@ class Recipe(abc.ABC):
     def loss(
         self, params: Any, target: LanguageModel, batch: Batch, features: Features, key: Array
     ) -> tuple[Float[Array, ""], Mapping[str, Float[Array, ""]]]:
-        """Computes the loss and what to report; traced, differentiated in `params`.
+        """Computes the loss and the values to report; traced, and differentiated with respect to `params`.
+
+        Args:
+          params: the recipe's parameters.
+          target: the model to draft for.
+          batch: the texts.
+          features: the target's states over the texts.
+          key: the key of the loss's random numbers.
 
         Returns:
-          The loss; and by name what to report: `acceptance`, the mean over answer tokens of the sum over the vocabulary
-          of min(target, draft) for the first draft of a round, and whatever else.
+          The loss; and the values to report by name: `acceptance`, the mean over answer tokens of the sum over the
+          vocabulary of min(target, draft) for the first draft of a round, and any others.
         """
 
     @abc.abstractmethod
     def drafter(self, params: Any, target: LanguageModel, token_counts: np.ndarray) -> Drafter:
-        """Returns the drafter to evaluate in the real loop."""
+        """Returns the drafter to evaluate by decoding.
+
+        Args:
+          params: the recipe's parameters.
+          target: the model to draft for.
+          token_counts: how often each token occurs in the answers of the data, `int64[v]`.
+        """
 
     @abc.abstractmethod
     def save(self, params: Any, target: LanguageModel, token_counts: np.ndarray, path: str | os.PathLike[str]) -> None:
-        """Writes the drafter's folder, in bfloat16, as `jaxspec.load_head` reads it."""
+        """Writes the drafter's folder, in bfloat16, for `jaxspec.load_head`.
+
+        Args:
+          params: the recipe's parameters.
+          target: the model to draft for.
+          token_counts: how often each token occurs in the answers of the data, `int64[v]`.
+          path: the folder to create.
+        """
 
     def usage(self, model: str, folder: str | os.PathLike[str]) -> str:
-        """Returns the options of `jaxspec generate` that use what `save` wrote, for a target of this name."""
-        return f"--model {model} --draft {folder}"
+        """Returns the options of `jaxspec generate` that use the result of `save`, for a target of this name."""
+        return f"--model {model} --drafter {folder}"
 
     def measured(
         self, folder: str | os.PathLike[str], target: LanguageModel, batches: Iterable[Batch], path: Path
     ) -> bool:
-        """Writes the drafter that `save` wrote once more, with what is to be measured on texts it was not trained on.
+        """Writes the saved drafter again, with measurements on texts that it was not trained on.
 
         Args:
-          folder: what `save` wrote.
+          folder: the folder that `save` wrote.
           target: the model that it drafts for.
-          batches: of such texts.
-          path: the folder to make.
+          batches: batches of such texts.
+          path: the folder to create.
 
         Returns:
-          Whether there was anything to measure: most drafters need nothing.
+          Whether there was anything to measure, which most drafters do not need.
 
         Raises:
-          ValueError: the texts' answers are too short to measure it on.
+          ValueError: the texts' answers are too short for the measurements.
         """
         del folder, target, batches, path
         return False
 
 
-def check_at_least(recipe: Recipe, least: int, *names: str) -> None:
-    """Raises `ValueError` unless each of these options is that much, or `None`."""
+def check_at_least(recipe: Any, least: int, *names: str) -> None:
+    """Raises unless each of these options is `None` or at least `least`, and all are what their annotations say.
+
+    Raises:
+      TypeError: one is of another type.
+      ValueError: one is less.
+    """
+    check_fields(recipe)
     for name in names:
         value = getattr(recipe, name)
         if value is not None and not value >= least:
@@ -155,6 +189,6 @@ def check_at_least(recipe: Recipe, least: int, *names: str) -> None:
 
 
 def check_decay(decay: float) -> None:
-    """Raises `ValueError` unless later drafts weigh something, and no more than earlier ones."""
+    """Raises unless `decay` is a number by which later drafts have some weight, and at most that of earlier ones."""
     if not 0 < decay <= 1:
         raise ValueError(f"decay must be above 0 and at most 1, got {decay}")

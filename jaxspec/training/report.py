@@ -1,4 +1,4 @@
-"""Reports a run: a bar, its curve `metrics.jsonl`, `training.json`, and a plot."""
+"""Reports a run: a progress bar, its curve `metrics.jsonl`, `training.json`, and a plot."""
 
 import contextlib
 import importlib.metadata
@@ -16,22 +16,21 @@ import numpy as np
 from jax import Array
 from tqdm import tqdm
 
-from jaxspec.core.files import FileFormatError, check_fields, read_json_line, reading
-from jaxspec.training.files import write_text
+from jaxspec.io.files import FileFormatError, check_fields, read_json_line, reading, write_text
 from jaxspec.training.state import COUNTS
 
 _CURVE = "metrics.jsonl"
-_MEND = "mend it, or delete the file: the lines up to the last checkpoint are then lost"
+_MEND = "fix it, or delete the file: the lines up to the last checkpoint are then lost"
 _NUMBER = (int, float)
 _PACKAGES = ("jaxspec-decode", "jax", "flax", "optax", "orbax-checkpoint", "numpy")
 _BLUE, _ORANGE, _GREY = "#2b6cb0", "#c05621", "#718096"
 
 
 class Progress:
-    """Shows a bar on stderr: updates done, the last line of the curve, and tokens a second since the start."""
+    """Shows a bar on stderr: updates done, the last line of the curve, and the mean tokens a second."""
 
     def __init__(self, step: int, steps: int, *, quiet: bool):
-        """Starts at `step` of `steps`; a quiet one shows nothing."""
+        """Starts at `step` of `steps`; with `quiet`, nothing is shown."""
         self._bar = tqdm(total=steps, initial=step, desc="training", unit="step", disable=quiet, smoothing=0.1)
         self._start, self._paused, self._tokens = time.perf_counter(), 0.0, 0
 
@@ -43,18 +42,18 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start, pauses left out."""
+        """The time since the start in seconds, without pauses."""
         return time.perf_counter() - self._start - self._paused
 
     def advance(self) -> None:
         """Counts one more update."""
         self._bar.update()
 
-    def tell(self, means: dict[str, float], tokens: int) -> None:
-        """Shows what the last updates reported, over so many tokens."""
+    def show(self, means: dict[str, float], tokens: int) -> None:
+        """Shows the means of the last updates, over `tokens` tokens."""
         self._tokens += tokens
-        told = {name: f"{means[name]:.3f}" for name in ("loss", "acceptance") if name in means}
-        self._bar.set_postfix(told | {"tokens/s": f"{self._tokens / self.seconds:.0f}"}, refresh=False)
+        shown = {name: f"{means[name]:.3f}" for name in ("loss", "acceptance") if name in means}
+        self._bar.set_postfix(shown | {"tokens/s": f"{self._tokens / self.seconds:.0f}"}, refresh=False)
 
     def say(self, text: str) -> None:
         """Prints a line above the bar."""
@@ -63,7 +62,7 @@ class Progress:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Stops the clock for as long as the context lasts."""
+        """Stops the clock while the context is active."""
         began = time.perf_counter()
         try:
             yield
@@ -72,13 +71,13 @@ class Progress:
 
 
 class Curve:
-    """Writes the curve of a run: one line of JSON for every few updates, in a file as they come."""
+    """Writes the curve of a run: one JSON line for every few updates, appended to a file immediately."""
 
     def __init__(self, folder: Path, step: int):
-        """Reads the lines up to an update and drops those after it, which will be written again.
+        """Reads the lines up to an update, and drops later ones, which will be written again.
 
         Raises:
-          FileFormatError: a line is damaged, other than one that a dying process left unfinished.
+          FileFormatError: a line is damaged, other than a last one that a dying process left unfinished.
         """
         self._path = folder / _CURVE
         self.lines: list[dict[str, Any]] = []
@@ -87,14 +86,14 @@ class Curve:
         write_text(self._path, "".join(map(_written, self.lines)))
 
     def add(self, line: dict[str, Any]) -> None:
-        """Appends a line, at once in the file."""
+        """Appends a line to the curve and its file."""
         self.lines.append(line)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(_written(line))
 
 
 class Window:
-    """Reports of the updates since the last line of the curve, left on the device until they are read."""
+    """Collects the reports of updates since the last line of the curve, on the device until they are read."""
 
     def __init__(self):
         self._reported: list[dict[str, Array]] = []
@@ -104,13 +103,13 @@ class Window:
         self._reported.append(reported)
 
     def close(self, step: int) -> tuple[dict[str, float], dict[str, int]]:
-        """Empties it.
+        """Returns the statistics of the window, and empties it.
 
         Args:
-          step: the last update in it, from 1.
+          step: the number of its last update, from 1.
 
         Returns:
-          The means over the window; and the tokens and answer tokens in it.
+          The means over the window; and the numbers of its tokens and answer tokens.
 
         Raises:
           FloatingPointError: a loss or a gradient in it is not finite.
@@ -122,7 +121,7 @@ class Window:
             if broken:
                 raise FloatingPointError(
                     f"the {broken[0].replace('_', ' ')} is {one[broken[0]]} at update {first + index}; lower the "
-                    "learning rate, clip gradients shorter or warm up longer, in another --out. The last checkpoint "
+                    "learning rate, clip gradients more or warm up longer, in another --out. The last checkpoint "
                     "before it stays"
                 )
         weights = np.array([one["weight"] for one in reported], np.float64)
@@ -132,7 +131,7 @@ class Window:
 
 
 def _parsed(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the lines, but for a last one that was cut off: the process died while it wrote it."""
+    """Yields the lines, except an incomplete last one, which a process left that died while writing."""
     with reading(path, advice=_MEND):
         *lines, rest = path.read_bytes().split(b"\n")
     before = 0
@@ -146,7 +145,7 @@ def _parsed(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _line(path: Path, number: int, line: bytes, before: int) -> dict[str, Any]:
-    """Reads one line, of an update after the one `before`."""
+    """Reads one line, whose update must come after `before`."""
     found, place = read_json_line(path, number, line, _MEND), f"line {number}"
     kinds = dict.fromkeys(found.keys() - {"measured"}, _NUMBER) | {"step": int, "tokens": int, "seconds": _NUMBER}
     check_fields(path, place, found, kinds, _MEND)
@@ -160,12 +159,11 @@ def _line(path: Path, number: int, line: bytes, before: int) -> dict[str, Any]:
 
 
 def _written(line: dict[str, Any]) -> str:
-    """Returns a line as it stands in the file."""
     return json.dumps(line) + "\n"
 
 
 def write_report(folder: Path, run: dict[str, Any], counts: dict[str, Any], curve: list[dict]) -> None:
-    """Writes `training.json`: how to make this drafter again, what it cost and how it came about."""
+    """Writes `training.json`: how to reproduce this drafter, and the cost and curve of its training."""
     report = {
         **run,
         **counts,
@@ -181,7 +179,7 @@ def plot(folder: Path, curve: list[dict]) -> bool:
     """Draws loss and acceptance against tokens seen, as `loss.svg`.
 
     Returns:
-      Whether matplotlib is there to draw it.
+      Whether matplotlib is installed.
     """
     if importlib.util.find_spec("matplotlib") is None:
         return False
@@ -215,7 +213,6 @@ def _draw(axes: Any, curve: list[dict], name: str, color: str) -> None:
 
 
 def _mark_measured(axes: Any, curve: list[dict]) -> None:
-    """Marks where the true acceptance was measured."""
     for line in curve:
         if "measured" in line:
             greedy, sampled = (line["measured"][kind]["mean_acceptance_length"] for kind in ("greedy", "sampled"))
@@ -228,7 +225,7 @@ def _mark_measured(axes: Any, curve: list[dict]) -> None:
 
 
 def _smooth(values: list[float], reach: int) -> list[float]:
-    """Averages each value with as many on both sides as there are, `reach` at most."""
+    """Averages each value with up to `reach` values on each side, an equal number on both."""
     reaches = (min(reach, i, len(values) - 1 - i) for i in range(len(values)))
     return [sum(values[i - r : i + r + 1]) / (2 * r + 1) for i, r in enumerate(reaches)]
 

@@ -1,4 +1,4 @@
-"""Updates the state of training: options, parameters, gradients and the optimizer."""
+"""Defines the state of training and its updates: options, parameters, gradients and the optimizer."""
 
 import dataclasses
 import functools
@@ -14,39 +14,40 @@ from jaxtyping import Float, Int
 
 from jaxspec.core.layout import Layout
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.validate import shown
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import parameter_axes
 from jaxspec.sharding.placement import Placement
-from jaxspec.training.batching import Batch
+from jaxspec.training.dataset import Batch
 from jaxspec.training.recipe import Features, Recipe
 
-# What of `Sums` is no mean.
+# The fields of `Sums` that are not means.
 COUNTS = ("weight", "tokens", "answer_tokens")
-# A recipe that takes its means over other positions than the answers' reports how many under this name.
+# The name under which a recipe reports its number of positions, if its means are not over the answers' tokens.
 _COUNT = "count"
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingOptions:
-    """Defines a run: how long and how fast to train, whatever the drafter.
+    """Defines how long and how fast to train any drafter.
 
     Attributes:
-      steps: updates of the parameters.
-      batch_tokens: tokens of a batch, padding included.
-      accumulation: batches an update.
-      learning_rate: the highest, reached after `warmup_steps` and lowered along a cosine from there.
-      warmup_steps: updates over which it rises from 0; `None` is a twentieth of all, 500 at most.
-      final_fraction: of the highest learning rate, at the last update.
-      beta1: how long AdamW remembers gradients.
-      beta2: how long it remembers their squares.
-      weight_decay: AdamW's, of arrays of two axes or more.
-      clip: the longest that a gradient over all parameters may be.
-      seed: of initial parameters, of the order of the data, and of all that is drawn.
-      checkpoint_every: updates between checkpoints; the last update makes one too.
-      keep: how many of them are kept.
-      evaluate_every: updates between measurements of the true acceptance, if there is something to measure it on;
-        `None` is after the last one only.
-      log_every: updates that are one line of the curve.
+      steps: the number of updates of the parameters.
+      batch_tokens: the number of tokens of a batch, padding included.
+      accumulation: the number of batches for each update.
+      learning_rate: the peak, reached after `warmup_steps` and followed by a cosine decay.
+      warmup_steps: the number of updates over which it rises from 0; `None` means a twentieth of all, at most 500.
+      final_fraction: the learning rate at the last update, as a fraction of the peak.
+      beta1: AdamW's decay rate of gradients.
+      beta2: AdamW's decay rate of their squares.
+      weight_decay: AdamW's weight decay, for arrays of two axes or more.
+      clip: the largest global norm of the gradient.
+      seed: the seed of initial parameters, of the order of the data, and of all sampling.
+      checkpoint_every: the number of updates between checkpoints; the last update makes one too.
+      keep: the number of checkpoints to keep.
+      evaluate_every: the number of updates between measurements of the true acceptance, if there are prompts for it;
+        `None` measures only after the last one.
+      log_every: the number of updates for each line of the curve.
 
     Example:
       >>> jaxspec.training.TrainingOptions(steps=2000, batch_tokens=8192).warmup_steps
@@ -87,21 +88,20 @@ class TrainingOptions:
 
 
 def _check(options: TrainingOptions, name: str, good: Callable[[Any], bool], expected: str) -> None:
-    """Raises `ValueError` unless an option is a number that `good` accepts."""
     value = getattr(options, name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not good(value):
-        raise ValueError(f"{name} must be {expected}, got {value!r}")
+        raise ValueError(f"{name} must be {expected}, got {shown(value)}")
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Holds the state of a run, which goes on from one of these as if it had never stopped.
+    """Holds the state of a run, which can be resumed from it as if it had never stopped.
 
     Attributes:
-      step: updates so far.
-      params: the recipe's: float32, and integers that are never trained.
-      optimizer: AdamW's own.
+      step: the number of updates so far.
+      params: the recipe's parameters: float32, and integers that are never trained.
+      optimizer: AdamW's state.
     """
 
     step: Int[Array, ""]
@@ -110,10 +110,10 @@ class TrainState:
 
     @classmethod
     def initial(cls, params: Any, options: TrainingOptions) -> "TrainState":
-        """Returns the state before the first update, of its own arrays: each update donates what it is given.
+        """Returns the state before the first update, with copies of all arrays, as updates donate their inputs.
 
         Raises:
-          TypeError: a parameter is of a float dtype other than float32.
+          TypeError: a parameter has a float dtype other than float32.
         """
         for path, x in jax.tree.leaves_with_path(params):
             if x.dtype != jnp.float32 and not jnp.issubdtype(x.dtype, jnp.integer):
@@ -125,14 +125,14 @@ class TrainState:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """Sums over one or several batches, each weighted with how many positions its loss is a mean over.
+    """Holds sums over batches, each weighted by the number of positions that its loss is a mean over.
 
     Attributes:
-      weight: the positions.
-      tokens: of the batches, without padding.
-      answer_tokens: those of them that a drafter learns to guess.
-      gradients: as the trained ones of `params`.
-      reported: the loss and what the recipe reports.
+      weight: the number of positions.
+      tokens: the number of tokens, without padding.
+      answer_tokens: the number of tokens that a drafter learns to guess.
+      gradients: the gradients of the trained parameters.
+      reported: the loss and the recipe's reported values.
     """
 
     weight: Float[Array, ""]
@@ -146,17 +146,20 @@ class Sums:
 def gradients(
     recipe: Recipe, params: Any, target: LanguageModel, batch: Batch, key: Array, features: Features | None = None
 ) -> Sums:
-    """Computes a recipe's loss on a batch and its gradients in the float32 parameters.
+    """Computes a recipe's loss on a batch, and its gradients with respect to the float32 parameters.
 
-    The loss is computed in the target's dtype: of parameters rounded to it, if that is bfloat16.
+    The loss is computed in the target's dtype: with parameters rounded to it, if that is bfloat16.
 
     Args:
-      recipe: what is trained.
+      recipe: the recipe.
       params: its parameters.
-      target: the model that is drafted for.
+      target: the model to draft for.
       batch: the texts.
-      key: of the loss's random numbers.
-      features: the target's pass over them; `None` runs it, with the target as it is now where it is trained itself.
+      key: the key of the loss's random numbers.
+      features: the target's pass over the texts; `None` runs it, with the current target if it is trained itself.
+
+    Returns:
+      The sums for `update`.
     """
     if features is None:
         features = target_features(recipe, recipe.target(rounded(params, target), target), batch)
@@ -175,16 +178,16 @@ def gradients(
 
 
 def rounded(params: Any, target: LanguageModel) -> Any:
-    """Casts the trained parameters to the dtype that the target computes in."""
+    """Casts the trained parameters to the target's dtype."""
     trained, constants = split(params)
     return join(jax.tree.map(lambda x: x.astype(target.dtype), trained), constants)
 
 
 def target_features(recipe: Recipe, target: LanguageModel, batch: Batch) -> Features:
-    """Returns the states that the recipe reads, of one pass over the batch.
+    """Returns the states that the recipe reads, from one pass over the batch.
 
-    Attention is causal, so that padding on the right changes nothing before it. The logits and the fresh cache entries
-    are used by nobody, and the compiler leaves them out; the cache has no slots.
+    Attention is causal, so padding on the right does not affect anything before it. The logits and the new cache
+    entries are unused, so the compiler removes them; the cache has no slots.
     """
     cache = target.init_cache(batch.tokens.shape[0], 0)
     capture = (*recipe.capture, target.module.config.num_layers)
@@ -193,7 +196,7 @@ def target_features(recipe: Recipe, target: LanguageModel, batch: Batch) -> Feat
 
 
 def learning_rate(options: TrainingOptions) -> optax.Schedule:
-    """Returns the schedule: from 0 up to the highest rate, then down along a cosine."""
+    """Returns the schedule: a warmup from 0 to the peak, and a cosine decay."""
     assert options.warmup_steps is not None  # set by `TrainingOptions`
     return optax.warmup_cosine_decay_schedule(
         0.0 if options.warmup_steps else options.learning_rate,
@@ -231,11 +234,11 @@ def update(state: TrainState, sums: Sums, options: TrainingOptions) -> tuple[Tra
     """Makes one step along the mean gradient.
 
     Returns:
-      The next state; and the means of what was reported, with the other sums, and `gradient_norm` before clipping.
+      The next state; and the means of the reported values, the other sums, and `gradient_norm` before clipping.
     """
     gradients, reported = jax.tree.map(lambda x: x / jnp.maximum(sums.weight, 1.0), (sums.gradients, sums.reported))
     trained, constants = split(state.params)
-    # optax mixes integers and floats, which a caller may have forbidden.
+    # optax mixes integers and floats, which the caller may have disallowed.
     with jax.numpy_dtype_promotion("standard"):
         changes, next_optimizer = optimizer(options).update(gradients, state.optimizer, trained)
     reported |= {"gradient_norm": optax.tree.norm(gradients)}
@@ -245,20 +248,20 @@ def update(state: TrainState, sums: Sums, options: TrainingOptions) -> tuple[Tra
 
 
 def split(params: Any) -> tuple[Any, Any]:
-    """Splits parameters into trained ones and integers, such as a draft vocabulary; `None` stands for the others."""
+    """Splits parameters into trained ones and integers, such as a draft vocabulary, with `None` for the others."""
     floating = lambda x: jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
     trained = jax.tree.map(lambda x: x if floating(x) else None, params)
     return trained, jax.tree.map(lambda x: None if floating(x) else x, params)
 
 
 def join(trained: Any, constants: Any) -> Any:
-    """Undoes `split`."""
+    """Inverts `split`."""
     is_none = lambda x: x is None  # noqa: E731
     return jax.tree.map(lambda x, other: other if x is None else x, trained, constants, is_leaf=is_none)
 
 
 def laid_out(tree: Any, placement: Layout) -> Any:
-    """Splits parameters, or what has their names and shapes, over a mesh as a model's are; does nothing without one."""
+    """Shards parameters, or trees with their names and shapes, like a model's; without a mesh, does nothing."""
     if not isinstance(placement, Placement):
         return tree
 

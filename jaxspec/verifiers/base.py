@@ -15,7 +15,12 @@ from jaxspec.verifiers.tree_walk import match_path
 
 @runtime_checkable
 class DraftKind(Protocol):
-    """States the facts about a `jaxspec.Drafter` that a verifier checks."""
+    """Describes the properties of a `jaxspec.Drafter` that a verifier checks."""
+
+    @property
+    def max_drafts(self) -> int:
+        """The maximum number of drafts per round along one path."""
+        ...
 
     @property
     def tree(self) -> bool:
@@ -23,38 +28,43 @@ class DraftKind(Protocol):
         ...
 
     @property
-    def identically_distributed(self) -> bool:
-        """Whether several chains are drawn, independently and from one distribution."""
+    def deterministic(self) -> bool:
+        """Whether drafts are a function of the text."""
+        ...
+
+    @property
+    def info(self) -> Any:
+        """Has `identically_distributed`: whether it draws several chains, independently and from one distribution."""
         ...
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Verifier(abc.ABC):
-    """Decides how many drafts to accept and which token follows them. A frozen pytree; knows no model and no cache.
+    """Decides how many drafts to accept and which token follows them. A frozen pytree; sees neither model nor cache.
 
-    A verifier of your own overrides `verify`. Write it in two parts, so that it can be proven: pure functions from
-    log-probabilities to acceptance thresholds and to the next token's log-probabilities, without randomness, which
-    tests enumerate exactly; and `verify`, which only draws from them. `TokenVerifier` is the shortest complete case.
-    What helps, in `jaxspec.verifiers` and `jaxspec.core`:
+    A custom verifier overrides `verify`. Write it in two parts, so that it can be proven correct. Pure functions,
+    without randomness, map log-probabilities to acceptance thresholds and to the next token's log-probabilities; tests
+    enumerate them exactly. `verify` only draws from them. `TokenVerifier` is the shortest complete example.
+    Helpers in `jaxspec.verifiers` and `jaxspec.core`:
 
-    * `rng.uniforms(n)`, `[b, n]`: one uniform a draft. Accept with a strict inequality,
-      `log u < log target - log draft`: then a token of target probability 0 never is.
-    * `rng.next_noise(v)`, `[b, v]`: Gumbel noise for the next token, `argmax(log_probs + noise)`. A stream of its own:
-      it is independent of drafts and uniforms.
-    * `log_acceptance(proposal, target)`: the log-probability with which each draft may be accepted.
+    * `rng.uniforms(n)`, `[b, n]`: one uniform per draft. Accept with a strict inequality,
+      `log u < log target - log draft`, so that a token of target probability 0 is never accepted.
+    * `rng.next_noise(v)`, `[b, v]`: Gumbel noise for the next token, `argmax(log_probs + noise)`. It comes from a
+      separate stream, independent of drafts and uniforms.
+    * `log_acceptance(proposal, target)`: the log-probability of accepting each draft.
     * `log_residual(target, draft)`: `log max(target - draft, 0)`, computed from logs; `next_log_probs`: the target's
       distribution, or the residual at the rejected draft.
-    * `count_leading` counts the drafts accepted before the first rejected one, `take_row` takes each row's distribution
-      after them.
+    * `count_leading` counts the drafts accepted before the first rejected one; `take_row` selects each row's
+      distribution after them.
     * `DraftTree`, `TreeWalk` and `draw_verdict`, for proposals that branch.
 
-    Rows never depend on each other. `tests/contracts/verifier.py` holds what every verifier must keep.
+    Rows never depend on each other. `jaxspec/testing/contracts/verifier.py` tests what every verifier must satisfy.
 
     Attributes:
-      lossless: whether emitted tokens follow the target's distribution exactly. A verifier that is not
+      lossless: whether emitted tokens follow the target's distribution exactly. A lossy verifier
         runs only if the caller passes `lossy=True`.
-      trees: whether it takes proposals that branch.
+      trees: whether it accepts proposals that branch.
       same_tokens: whether it emits the tokens of plain decoding with the same key, at any temperature.
 
     Example:
@@ -83,45 +93,45 @@ class Verifier(abc.ABC):
         if drafter.tree and not self.trees:
             raise ValueError(
                 f"{type(self).__name__} verifies one chain of drafts, got {type(drafter).__name__}, which drafts a "
-                "tree or several chains; pass a verifier whose `trees` is True, such as TreeVerifier()"
+                "tree or several chains; pass one of trees, such as TreeVerifier()"
             )
 
     def rng(self, keys: Key[Array, "b"], length: Int[Array, "b"]) -> Rng:
-        """Returns the random draws of one round, for the drafter and for `verify`.
+        """Returns one round's source of randomness, for the drafter and for `verify`.
 
         Args:
-          keys: one key a row, the same in every round.
-          length: each row's committed tokens when the round starts; every round has another.
+          keys: `[b]` keys, one per row, the same in every round.
+          length: `[b]` the number of committed tokens when the round starts, which differs from round to round.
 
         Returns:
-          `RoundKeys`: draws that no other round repeats. Override it where draft and target share their noise, as
-          `CoupledVerifier` does with `PositionNoise`.
+          `RoundKeys`, whose draws no other round repeats. Override this method where draft and target share their
+          noise, as `CoupledVerifier` does with `PositionNoise`.
         """
         return RoundKeys(keys, length)
 
-    # `Any`: a verifier takes the kind of draws that its own `rng` returns.
+    # `Any`: a verifier takes the type that its own `rng` returns.
     @abc.abstractmethod
     def verify(self, rng: Any, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Verdict:
         """Draws the verdict, for a policy with randomness.
 
         Args:
-          rng: what `rng` returned for this round.
-          proposal: `n` drafts a row, `n` may be 0. `log_probs` is `None` for deterministic drafts; drafts that are not
-            `valid` must not be accepted, and a row may submit none.
-          target_log_probs: the target's log-probabilities under the policy, float32: row 0 after the committed text,
-            row `i + 1` after draft `i`.
+          rng: the value that the method `rng` returned for this round.
+          proposal: `n` drafts per row; `n` may be 0. `log_probs` is `None` for deterministic drafts. Drafts that are
+            not `valid` must not be accepted, and a row may have no valid drafts.
+          target_log_probs: `[b, n + 1, v]` float32 log-probabilities of the target under the policy: row 0 after the
+            committed text, row `i + 1` after draft `i`.
 
         Returns:
-          The number of accepted drafts and the token after them, int32 `[b]` each; of a tree also the path.
+          The number of accepted drafts and the token after them, int32 `[b]` each; for a tree also the accepted path.
         """
 
     def verify_greedy(self, rng: Any, proposal: Proposal, target_tokens: Int[Array, "b n_plus_1"]) -> Verdict:
-        """Accepts the longest path of drafts that equal the target's tokens: the verdict of a greedy policy.
+        """Accepts the longest path of drafts that match the target's tokens: the verdict for a greedy policy.
 
         Args:
-          rng: what `rng` returned for this round, which this rule does not draw from.
-          proposal: `n` drafts a row, a chain or a tree.
-          target_tokens: the target's argmax: after the committed text, then after each draft.
+          rng: the value that the method `rng` returned for this round; unused.
+          proposal: `n` drafts per row, a chain or a tree.
+          target_tokens: `[b, n + 1]` the target's argmax after the committed text, then after each draft.
         """
         del rng
         return match_path(proposal, target_tokens)

@@ -1,15 +1,16 @@
-"""Verifies by shared randomness: the same tokens with or without speculation."""
+"""Verifies with shared randomness: speculation emits the tokens of plain decoding."""
 
 import dataclasses
 from typing import ClassVar
 
+import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from jaxspec.core.argmax import argmax
+from jaxspec.core.leading import take_row
+from jaxspec.core.parts import argmax
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import PositionNoise
-from jaxspec.core.rows import take_row
 from jaxspec.core.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier
 from jaxspec.verifiers.tree_walk import DraftTree, match_path, walk_tree
@@ -18,11 +19,11 @@ from jaxspec.verifiers.tree_walk import DraftTree, match_path, walk_tree
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CoupledVerifier(Verifier):
-    """Draws draft and target tokens with one Gumbel stream, and accepts drafts while they agree.
+    """Draws draft and target tokens with the same Gumbel noise, and accepts drafts while they match.
 
-    Each position's noise comes from the row's key and the absolute position. The emitted token is
-    always the target's own draw, so the output equals plain sampling's for the same key,
-    whatever the drafter, `k`, tree and batch. Lossless; the default of plain decoding.
+    Each position's noise depends only on the row's key and the absolute position. The emitted token is always the
+    target's own draw. The output thus equals that of plain sampling with the same key, regardless of drafter, `k`,
+    tree and batch. Lossless; the default for plain decoding.
 
     Example:
         >>> options = dict(key=key, sampling=jaxspec.Sampling(), verifier=jaxspec.CoupledVerifier(), max_new_tokens=8)
@@ -42,15 +43,16 @@ class CoupledVerifier(Verifier):
         return PositionNoise(keys, length)
 
     def verify(self, rng: PositionNoise, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Verdict:
-        _, rows, vocab = target_log_probs.shape
         if proposal.parents is None:
-            return match_path(proposal, coupled_tokens(target_log_probs, rng.token_noise(rows, vocab)))
-        tree = DraftTree.of(proposal)
-        noise = rng.token_noise(tree.depth + 1, vocab)
-        draw = lambda level, row: coupled_tokens(take_row(target_log_probs, row), noise[:, level])  # noqa: E731
-        return walk_tree(tree, draw)
+            return match_path(proposal, rng.tokens(target_log_probs))
+
+        def draw(level: int, row: Int[Array, "b"]) -> Int[Array, "b"]:
+            log_probs = take_row(target_log_probs, row)[:, None]
+            return rng.draft_tokens(log_probs, jnp.asarray([level], jnp.int32), log_probs.shape[-1])[:, 0]
+
+        return walk_tree(DraftTree.of(proposal), draw)
 
 
 def coupled_tokens(log_probs: Float[Array, "*b v"], noise: Float[Array, "*b v"]) -> Int[Array, "*b"]:
-    """Draws each position's token from its distribution with its noise (the Gumbel-max trick)."""
+    """Samples a token at each position from log-probabilities and Gumbel noise (the Gumbel-max trick)."""
     return argmax(log_probs + noise)

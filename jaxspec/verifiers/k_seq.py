@@ -1,4 +1,4 @@
-"""Accepts several independent candidates of one distribution by one lowered ratio: K-SEQ."""
+"""Verifies i.i.d. candidates, each with the same scaled-down acceptance ratio: K-SEQ."""
 
 import dataclasses
 from typing import Self
@@ -6,11 +6,10 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.leading import first_true, take_row
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.rows import first_true, take_row
 from jaxspec.verifiers.base import DraftKind
 from jaxspec.verifiers.rejection import log_residual
 from jaxspec.verifiers.tree_walk import DraftTree, TreeWalk, WalkResult, draft_log_probs, earlier
@@ -21,12 +20,12 @@ from jaxspec.verifiers.tree_walk import DraftTree, TreeWalk, WalkResult, draft_l
 class KSequence:
     """Accepts each of `m` candidates with `min(1, target / (rho * draft))`, else draws from the residual.
 
-    A rule of `MultiDraftVerifier`. `rho` is the least factor that keeps the target's distribution: the root of
+    A rule for `MultiDraftVerifier`. `rho` is the smallest factor that preserves the target's distribution: the root of
 
         1 - (1 - beta)^m = rho * beta,    beta = sum over v of min(draft(v), target(v) / rho)
 
-    found by bisection for each row and position. Candidates must be independent draws of one distribution;
-    those that agree with the accepted text compete for the next position, and are independent still.
+    found by bisection for each row and position. Candidates must be independent draws from one distribution.
+    Those that match the accepted text compete for the next position, and are still independent.
 
     Example:
         >>> drafter = jaxspec.ModelDrafter(draft, k=2, num_drafts=2, distinct=False)
@@ -41,9 +40,9 @@ class KSequence:
 
     def check(self, drafter: DraftKind) -> None:
         """Raises `ValueError` unless `drafter` draws its chains independently from one distribution."""
-        if drafter.tree and not drafter.identically_distributed:
+        if drafter.tree and not drafter.info.identically_distributed:
             raise ValueError(
-                f"KSequence needs independent drafts of one distribution, got {type(drafter).__name__}, whose drafts "
+                f"KSequence needs independent drafts from one distribution, got {type(drafter).__name__}, whose drafts "
                 "are not; pass ModelDrafter(model, num_drafts=m, distinct=False), or verify with "
                 "MultiDraftVerifier(RecursiveRejection())"
             )
@@ -51,7 +50,7 @@ class KSequence:
     def descend(
         self, tree: DraftTree, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]
     ) -> WalkResult:
-        """Walks down the tree as `uniforms`, one a node, decide. Pure."""
+        """Walks down the tree, accepting nodes by `uniforms`, one per node. Pure."""
         walk, place = TreeWalk.start(tree), _Place.none(tree, target_log_probs)
         thresholds, tested = jnp.zeros_like(uniforms), jnp.zeros(uniforms.shape, jnp.bool_)
         for _ in range(tree.depth):
@@ -69,7 +68,7 @@ class KSequence:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Holds a place that candidates compete for: the target's row, a candidate, their number, and `log rho`."""
+    """Holds the position that candidates compete for: the target's row, a candidate, their number, and `log rho`."""
 
     row: Int[Array, "b"]
     node: Int[Array, "b"]
@@ -88,7 +87,7 @@ class _Place:
         walk: TreeWalk,
         found: Bool[Array, "b n"],
     ) -> Self:
-        """Returns the position where the walk stands now; rows whose walk has ended keep theirs."""
+        """Returns the walk's current position; rows whose walk has ended keep their last one."""
         here = walk.going
         count = jnp.sum(found, axis=1, dtype=jnp.int32)
         row, node = jnp.where(here, walk.row(), self.row), jnp.where(here, first_true(found), self.node)
@@ -101,7 +100,7 @@ class _Place:
         return dataclasses.replace(self, row=row, node=node, count=count, log_rho=log_rho)
 
     def log_acceptance(self, tree: DraftTree, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Float[Array, "b n"]:
-        """Computes the log-probability with which each node would be accepted here."""
+        """Computes the log-probability of accepting each node as a candidate at this position."""
         batch = jnp.arange(tree.tokens.shape[0], dtype=jnp.int32)[:, None]
         at = lambda log_probs, index: log_probs[batch, index[:, None], tree.tokens]  # noqa: E731
         ratio = at(target_log_probs, self.row) - at(draft_log_probs(tree), self.node)
@@ -111,12 +110,13 @@ class _Place:
 def _next_log_probs(
     walk: TreeWalk, place: _Place, tree: DraftTree, target_log_probs: Float[Array, "b n_plus_1 v"]
 ) -> Float[Array, "b v"]:
-    """Returns the residual where the last position rejected all, else the target's after the accepted text."""
+    """Returns the residual where the last position rejected all candidates, else the target's log-probabilities."""
     target, draft = take_row(target_log_probs, place.row), take_row(draft_log_probs(tree), place.node)
     log_rho = place.log_rho[:, None]
     accepted = jnp.minimum(draft, target - log_rho)
     count = place.count[:, None].astype(target.dtype)
-    residual = log_residual(target, accepted + _log_share(_log_total(accepted), count))
+    log_beta = jnp.minimum(jax.nn.logsumexp(accepted, axis=1, keepdims=True), 0.0)
+    residual = log_residual(target, accepted + _log_share(log_beta, count))
     rejected = ~walk.going & (place.count > 0) & (jnp.max(residual, axis=1) > -jnp.inf)
     return jnp.where(rejected[:, None], residual, walk.log_probs(target_log_probs))
 
@@ -125,7 +125,7 @@ def log_factor(target: Float[Array, "b v"], draft: Float[Array, "b v"], count: I
     """Computes `log rho` for `count` candidates, rounded up so that no residual is negative."""
     target, draft = jnp.exp(target), jnp.exp(draft)
     m = jnp.maximum(count, 1)[:, None].astype(target.dtype)
-    # If the distributions are equal, both sides are equal at 1, which rounding would hide.
+    # If the distributions are equal, both sides are equal at rho = 1, which rounding would hide.
     rounding = 1 + 8 * jnp.finfo(target.dtype).eps
 
     def enough(rho: Float[Array, "b one"]) -> Bool[Array, "b one"]:
@@ -139,21 +139,13 @@ def log_factor(target: Float[Array, "b v"], draft: Float[Array, "b v"], count: I
         return jnp.where(found, low, middle), jnp.where(found, middle, high)
 
     least = jnp.ones_like(m)
-    _, high = jax.lax.fori_loop(0, _halvings(target.dtype), halve, (least, m))
+    halvings = jnp.finfo(target.dtype).nmant + 2  # down to the dtype's resolution
+    _, high = jax.lax.fori_loop(0, halvings, halve, (least, m))
     return jnp.log(jnp.where(enough(least), least, high))[:, 0]
 
 
-def _halvings(dtype: DTypeLike) -> int:
-    """Returns the number of bisection steps that the dtype's digits can tell apart."""
-    return jnp.finfo(dtype).nmant + 2
-
-
-def _log_total(log_probs: Float[Array, "b v"]) -> Float[Array, "b one"]:
-    return jnp.minimum(jax.nn.logsumexp(log_probs, axis=1, keepdims=True), 0.0)
-
-
 def _log_share(log_beta: Float[Array, "b one"], count: Float[Array, "b one"]) -> Float[Array, "b one"]:
-    """Computes `log((1 - (1 - beta)^m) / beta)`: the share of the draft's overlap that `m` candidates deliver."""
+    """Computes `log((1 - (1 - beta)^m) / beta)`: the acceptance of `m` candidates relative to one."""
     beta = jnp.exp(log_beta)
     delivered = -jnp.expm1(count * jnp.log1p(-beta))
     return jnp.where(beta > 0, jnp.log(delivered) - log_beta, jnp.log(count))

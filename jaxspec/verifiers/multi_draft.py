@@ -1,4 +1,4 @@
-"""Verifies several drafts at once, by default with recursive rejection sampling."""
+"""Verifies several drafts per position, by default with recursive rejection sampling."""
 
 import dataclasses
 from typing import ClassVar, Protocol, Self, runtime_checkable
@@ -8,40 +8,40 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
+from jaxspec.core.leading import first_true, take_row
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
-from jaxspec.core.rows import first_true, take_row
 from jaxspec.core.state import Proposal, Verdict
+from jaxspec.core.validate import shown
 from jaxspec.verifiers.base import DraftKind, Verifier
 from jaxspec.verifiers.rejection import log_residual
-from jaxspec.verifiers.tree import TreeVerifier
+from jaxspec.verifiers.tree import verify_certain
 from jaxspec.verifiers.tree_walk import DraftTree, TreeWalk, WalkResult, draft_log_probs, draw_verdict
 
 
 @runtime_checkable
 class Rule(Protocol):
-    """Accepts or rejects the candidates for one position, one after the other."""
+    """Accepts or rejects the candidates for one position, one at a time."""
 
     def check(self, drafter: DraftKind) -> None:
-        """Raises `ValueError` if the rule would be wrong for what `drafter` drafts."""
+        """Raises `ValueError` if the rule does not apply to the proposals of `drafter`."""
         ...
 
     def descend(
         self, tree: DraftTree, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]
     ) -> WalkResult:
-        """Walks down the tree as `uniforms`, one a node, decide. Pure."""
+        """Walks down the tree, accepting nodes by `uniforms`, one per node. Pure."""
         ...
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RecursiveRejection:
-    """Accepts a candidate with `min(1, residual / draft)`; after a rejection goes on with the next residual.
+    """Accepts a candidate with probability `min(1, residual / draft)`; each rejection updates the residual.
 
-    The residual is the target's distribution at first; after each rejected candidate, the normalized
-    positive part of `residual - draft`, where `draft` is the distribution that this candidate was drawn
-    from given those before it. So candidates may be drawn with replacement, without (in the order of Gumbel top-k),
-    or by different models.
+    The residual starts as the target's distribution. Each rejected candidate replaces it by the normalized positive
+    part of `residual - draft`, where `draft` is the distribution that the candidate was drawn from, given those before
+    it. Candidates may thus be drawn with replacement, without (in Gumbel top-k order), or by different models.
 
     Example:
         >>> drafter = jaxspec.ModelDrafter(draft, k=2, num_drafts=2)
@@ -56,12 +56,12 @@ class RecursiveRejection:
     """
 
     def check(self, drafter: DraftKind) -> None:
-        """Takes any drafter."""
+        """Accepts any drafter."""
 
     def descend(
         self, tree: DraftTree, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]
     ) -> WalkResult:
-        """Walks down the tree as `uniforms`, one a node, decide. Pure."""
+        """Walks down the tree, accepting nodes by `uniforms`, one per node. Pure."""
         state = jax.lax.while_loop(
             lambda state: jnp.any(state.walk.going),
             lambda state: _try_next(state, tree, target_log_probs, uniforms),
@@ -73,15 +73,15 @@ class RecursiveRejection:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MultiDraftVerifier(Verifier):
-    """Verifies several candidates for each position with the distributions that they were drawn from.
+    """Verifies several candidates for each position, using the distributions they were drawn from.
 
-    Takes any proposal: several chains, one chain, a tree. Where drafts share their beginning, all
-    of them that agree with the accepted text compete for the next position. Lossless; the default for drawn trees.
-    Deterministic drafts are verified as `TreeVerifier` does, which is the best for them.
+    Accepts any proposal: several chains, one chain, or a tree. Where drafts share a prefix, all of
+    them that match the accepted text compete for the next position. Lossless; the default for sampled trees.
+    Deterministic drafts are verified as by `TreeVerifier`, which is optimal for them.
 
     Attributes:
-      rule: `RecursiveRejection()`, for candidates of any distributions, drawn with or without replacement
-        and by one or several drafters; or `KSequence()`, for independent drafts of one distribution.
+      rule: `RecursiveRejection()`, for candidates from any distributions, drawn with or without replacement
+        and by one or several drafters; or `KSequence()`, for independent drafts from one distribution.
 
     References:
       SpecInfer: Miao et al. (2023), arXiv:2305.09781, where several models draft.
@@ -100,12 +100,14 @@ class MultiDraftVerifier(Verifier):
 
     def check(self, drafter: DraftKind) -> None:
         if isinstance(self.rule, type) or not isinstance(self.rule, Rule):
-            raise TypeError(f"rule must be RecursiveRejection() or KSequence(), got {self.rule!r}; pass one of them")
+            raise TypeError(
+                f"rule must be RecursiveRejection() or KSequence(), got {shown(self.rule)}; pass one of them"
+            )
         self.rule.check(drafter)
 
     def verify(self, rng: RoundKeys, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Verdict:
         if proposal.log_probs is None:
-            return TreeVerifier().verify(rng, proposal, target_log_probs)
+            return verify_certain(rng, proposal, target_log_probs)
         uniforms = rng.uniforms(proposal.tokens.shape[1])
         return draw_verdict(rng, proposal, self.rule.descend(DraftTree.of(proposal), target_log_probs, uniforms))
 
@@ -113,7 +115,7 @@ class MultiDraftVerifier(Verifier):
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Search:
-    """Holds a walk with the residual where it stands, and the threshold of each tested node."""
+    """Holds a walk, the residual at its current position, and the threshold of each tested node."""
 
     walk: TreeWalk
     residual: Float[Array, "b v"]
@@ -131,7 +133,7 @@ class _Search:
 def _try_next(
     state: _Search, tree: DraftTree, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]
 ) -> _Search:
-    """Tests the next candidate of each row: steps down to it, or goes on with the residual."""
+    """Tests the next candidate of each row: steps down to it, or rejects it and updates the residual."""
     walk = state.walk
     node = first_true(walk.candidates(tree) & ~state.tested)
     here = walk.going[:, None] & (jnp.arange(tree.tokens.shape[1], dtype=jnp.int32)[None] == node[:, None])
@@ -159,7 +161,7 @@ def _try_next(
 
 
 def _next_residual(residual: Float[Array, "b v"], draft: Float[Array, "b v"]) -> Float[Array, "b v"]:
-    """Normalizes the positive part of `residual - draft`; `residual` where it is empty (up to rounding)."""
+    """Normalizes the positive part of `residual - draft`; returns `residual` where it is empty (up to rounding)."""
     rest = log_residual(residual, draft)
     total = jax.nn.logsumexp(rest, axis=1, keepdims=True)
     return jnp.where(total > -jnp.inf, rest - total, residual)

@@ -1,4 +1,4 @@
-"""Verifies trees from the leaves to the root: block verification for trees."""
+"""Verifies trees from the leaves up: block verification for trees."""
 
 import dataclasses
 from typing import ClassVar, Self
@@ -8,25 +8,25 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.leading import first_true, take_row
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
-from jaxspec.core.rows import first_true, take_row
 from jaxspec.core.state import Proposal, Verdict
 from jaxspec.verifiers.base import Verifier
 from jaxspec.verifiers.rejection import log_residual
-from jaxspec.verifiers.tree import TreeVerifier
+from jaxspec.verifiers.tree import verify_certain
 from jaxspec.verifiers.tree_walk import DraftTree, WalkResult, draft_log_probs, draw_verdict
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TraversalVerifier(Verifier):
-    """Goes down to a leaf, and decides on the way back whether the path so far is accepted as one.
+    """Descends to a leaf, then decides on the way back up whether to accept the path to each node as a whole.
 
-    Each node carries the running ratio of its path, so that a poor token can be rescued by good
-    ones below it. A rejected path passes its residual to its parent, where the next sibling is tried. On a chain it is
-    block verification. Lossless for drafts drawn with or without replacement. Deterministic drafts are verified as
-    `TreeVerifier` does: there is nothing to gain.
+    Each node carries the running ratio of its path, so that a poor token can be rescued by good ones below it. A
+    rejected path passes its residual to its parent, where the next sibling is tried. On a chain, this is block
+    verification. Lossless for drafts sampled with or without replacement. Deterministic drafts are verified as by
+    `TreeVerifier`, since there is nothing to gain.
 
     Example:
         >>> drafter = jaxspec.ModelDrafter(draft, k=2, num_drafts=2)
@@ -43,7 +43,7 @@ class TraversalVerifier(Verifier):
 
     def verify(self, rng: RoundKeys, proposal: Proposal, target_log_probs: Float[Array, "b n_plus_1 v"]) -> Verdict:
         if proposal.log_probs is None:
-            return TreeVerifier().verify(rng, proposal, target_log_probs)
+            return verify_certain(rng, proposal, target_log_probs)
         uniforms = rng.uniforms(proposal.tokens.shape[1])
         return draw_verdict(rng, proposal, descend(DraftTree.of(proposal), target_log_probs, uniforms))
 
@@ -51,7 +51,7 @@ class TraversalVerifier(Verifier):
 def descend(
     tree: DraftTree, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]
 ) -> WalkResult:
-    """Visits the tree as `uniforms`, one a node, decide. Pure."""
+    """Traverses the tree, accepting paths by `uniforms`, one per node. Pure."""
     state = jax.lax.while_loop(
         lambda state: jnp.any(~state.ended),
         lambda state: _visit(state, tree, target_log_probs, uniforms),
@@ -64,18 +64,18 @@ def descend(
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Traversal:
-    """Holds the path from the root to the node being visited; arrays over levels are a stack.
+    """Holds the path from the root to the visited node; arrays over levels are a stack.
 
     Attributes:
       level: the visited node's depth; 0 is the root.
-      rows: each level's row of logits.
-      log_ratio: the log of each level's running ratio, the probability that the path to it is accepted.
-      residuals: the residual's log-probabilities after each level's node, once a child was rejected.
-      rejected: whether one was; until then the residual is the target's own distribution.
-      unseen: the nodes that were not visited.
-      ended: the batch rows whose path is decided.
-      tested: the nodes whose uniform was compared.
-      thresholds: the threshold that it was compared with.
+      rows: the row of logits of each level's node.
+      log_ratio: the log of each level's running ratio, the probability of accepting the path to it.
+      residuals: the log-probabilities of the residual after each level's node, once a child has been rejected.
+      rejected: whether a child has been rejected; until then the residual is the target's distribution.
+      unseen: mask of the nodes that have not been visited.
+      ended: mask of the batch rows whose path is decided.
+      tested: mask of the nodes whose uniforms were compared.
+      thresholds: the thresholds that these uniforms were compared with.
     """
 
     level: Int[Array, "b"]
@@ -106,13 +106,13 @@ class _Traversal:
         )
 
     def residual(self, target_log_probs: Float[Array, "b n_plus_1 v"], level: Int[Array, "b"]) -> Float[Array, "b v"]:
-        """Returns the residual's log-probabilities after a level's node."""
+        """Returns the log-probabilities of the residual after a level's node."""
         rejected = take_row(self.rejected, level)[:, None]
         target = take_row(target_log_probs, take_row(self.rows, level))
         return jnp.where(rejected, take_row(self.residuals, level), target)
 
     def residual_of(self, target_log_probs: Float[Array, "b n_plus_1 v"], token: Int[Array, "b"]) -> Float[Array, "b"]:
-        """Returns the residual's log-probability of one token after the visited node."""
+        """Returns the log-probability of one token in the residual after the visited node."""
         batch = jnp.arange(token.shape[0], dtype=jnp.int32)
         residual = self.residuals[batch, self.level, token]
         target = target_log_probs[batch, take_row(self.rows, self.level), token]
@@ -122,14 +122,14 @@ class _Traversal:
 def _visit(
     state: _Traversal, tree: DraftTree, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]
 ) -> _Traversal:
-    """Takes one step in each row: down to the next child, or decides on a node that has none left."""
+    """Takes one step in each row: descends to the next child, or decides on a node with no children left."""
     row, log_ratio = take_row(state.rows, state.level), take_row(state.log_ratio, state.level)
     children = state.unseen & (tree.parents + 1 == row[:, None]) & ~state.ended[:, None]
     down = jnp.any(children, axis=1)
     decide = ~down & ~state.ended
     inner = row > 0
     node = jnp.maximum(row - 1, 0)
-    # The root is always accepted. Strict, so that a ratio of 0 never is.
+    # The root is always accepted. Strict, so that a node with ratio 0 never is.
     accept = decide & (~inner | (jnp.log(take_row(uniforms, node)) < log_ratio))
     looked_at = (decide & inner)[:, None] & (_numbers(tree) == node[:, None])
     state = dataclasses.replace(
@@ -149,7 +149,6 @@ def _down(
     rows: Bool[Array, "b"],
     node: Int[Array, "b"],
 ) -> _Traversal:
-    """Visits a child in the given batch rows."""
     token = take_row(tree.tokens, node)
     batch = jnp.arange(token.shape[0], dtype=jnp.int32)
     gain = state.residual_of(target_log_probs, token) - draft_log_probs(tree)[batch, node, token]
@@ -175,13 +174,19 @@ def _back(
     rows: Bool[Array, "b"],
     node: Int[Array, "b"],
 ) -> _Traversal:
-    """Rejects the node in the given batch rows: its parent goes on with the residual."""
+    """Rejects the node in the given batch rows, and updates its parent's ratio and residual."""
     level = state.level - rows.astype(jnp.int32)
     log_ratio = take_row(state.log_ratio, level)
-    # The pass over the vocabulary is made only where a row needs it.
+
+    def reject():
+        draft = take_row(draft_log_probs(tree), node)
+        after = after_rejection(log_ratio, state.residual(target_log_probs, level), draft)
+        return *after, ~jnp.isnan(draft[:, 0])  # a NaN distribution is unknown, and changes nothing
+
+    # Passes over the vocabulary only if some row needs it.
     log_ratio, residual, known = jax.lax.cond(
         jnp.any(rows),
-        lambda: _rejection(log_ratio, state.residual(target_log_probs, level), take_row(draft_log_probs(tree), node)),
+        reject,
         lambda: (log_ratio, jnp.zeros_like(state.residuals[:, 0]), rows),
     )
     put = lambda stack, value: _put(stack, level, rows & known, value)  # noqa: E731
@@ -194,20 +199,13 @@ def _back(
     )
 
 
-def _rejection(
-    log_ratio: Float[Array, "b"], residual: Float[Array, "b v"], draft: Float[Array, "b v"]
-) -> tuple[Float[Array, "b"], Float[Array, "b v"], Bool[Array, "b"]]:
-    """Computes `after_rejection`, and whether the draft's distribution is known: one of NaN changes nothing."""
-    return *after_rejection(log_ratio, residual, draft), ~jnp.isnan(draft[:, 0])
-
-
 def after_rejection(
     log_ratio: Float[Array, "b"], residual: Float[Array, "b v"], draft: Float[Array, "b v"]
 ) -> tuple[Float[Array, "b"], Float[Array, "b v"]]:
-    """Updates a node's running ratio and residual once one more of its children is rejected.
+    """Computes a node's running ratio and residual after another child is rejected.
 
-    With `mass` the total of `max(ratio * residual - draft, 0)`, the ratio becomes
-    `mass / (mass + 1 - ratio)`, and the residual that positive part, normalized.
+    With `mass` the sum of `max(ratio * residual - draft, 0)`, the ratio becomes `mass / (mass + 1 - ratio)`, and the
+    residual becomes that positive part, normalized.
     """
     rest = log_residual(log_ratio[:, None] + residual, draft)
     log_mass = jax.nn.logsumexp(rest, axis=1)
@@ -223,7 +221,7 @@ def _numbers(tree: DraftTree) -> Int[Array, "one n"]:
 
 
 def _put(stack: Array, level: Int[Array, "b"], rows: Bool[Array, "b"], value: Array) -> Array:
-    """Writes `value` at each row's level of the stack, in `rows`, without a pass over the other levels."""
-    # Row by row: a scatter that names its rows by index is gathered where rows are split over devices.
+    """Writes `value` to the stack at the level of each row in `rows`, without a pass over the other levels."""
+    # `vmap` over rows: a scatter that indexes its rows is gathered where rows are split over devices.
     put = jax.vmap(lambda stack, level, value: stack.at[level].set(value, mode="drop"))
     return put(stack, jnp.where(rows, level, stack.shape[1]), value)

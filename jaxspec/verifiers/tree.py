@@ -17,15 +17,15 @@ from jaxspec.verifiers.tree_walk import DraftTree, TreeWalk, WalkResult, draw_ve
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TreeVerifier(Verifier):
-    """Draws the target's token at each node, and goes on while it is one of the drafted children.
+    """Samples the target's token at each node, and descends while it is one of the drafted children.
 
-    Needs no draft distribution, so it is lossless for any tree, static or dynamic, drawn or deterministic. A
-    step down succeeds with the target's mass of the drafted children, which is the best there is
-    for deterministic drafts: the default for trees of them. For drafts that were drawn, `MultiDraftVerifier` accepts
-    more. On a chain it accepts a draft with the target's probability of it.
+    Needs no draft distribution, so it is lossless for any tree: static or dynamic, sampled or deterministic. A step
+    down succeeds with the target's total probability of the drafted children. That is optimal for deterministic drafts,
+    for whose trees this verifier is the default. For sampled drafts, `MultiDraftVerifier` accepts more. On a chain, a
+    draft is accepted with its probability under the target.
 
-    A child is accepted with its probability given that the children before it were not drawn, so
-    only the last token is drawn over the whole vocabulary, and the cost does not grow with the tree.
+    A child is accepted with its conditional probability, given that the children before it were not drawn. Only the
+    last token is thus sampled over the whole vocabulary, and the cost does not grow with the tree.
 
     Example:
         >>> drafter = jaxspec.TreeDrafter(draft, jaxspec.Tree.balanced((2, 1)))
@@ -45,10 +45,14 @@ class TreeVerifier(Verifier):
         return draw_verdict(rng, proposal, descend(DraftTree.of(proposal), target_log_probs, uniforms))
 
 
+# Other verifiers use it for deterministic drafts.
+verify_certain = TreeVerifier().verify
+
+
 def descend(
     tree: DraftTree, target_log_probs: Float[Array, "b n_plus_1 v"], uniforms: Float[Array, "b n"]
 ) -> WalkResult:
-    """Walks down the tree as `uniforms`, one a node, decide. Pure."""
+    """Walks down the tree, accepting nodes by `uniforms`, one per node. Pure."""
     walk = TreeWalk.start(tree)
     thresholds, tested = jnp.zeros_like(uniforms), jnp.zeros(uniforms.shape, jnp.bool_)
     for _ in range(tree.depth):
@@ -56,7 +60,7 @@ def descend(
         left = 1 - (jnp.cumsum(chances, axis=1) - chances)
         share = jnp.where(chances < left, chances / jnp.maximum(left, jnp.finfo(left.dtype).tiny), 1.0)
         share = jnp.where(chances > 0, share, 0.0)
-        # Strict, so that a child without mass is never drawn.
+        # Strict, so that a child of probability 0 is never drawn.
         passed = (uniforms < share) & walk.going[:, None]
         looked_at = walk.candidates(tree) & walk.going[:, None] & ~earlier(passed)
         thresholds, tested = jnp.where(looked_at, share, thresholds), tested | looked_at
@@ -72,7 +76,7 @@ def descend(
 def child_probs(tree: DraftTree, target_log_probs: Float[Array, "b n_plus_1 v"], walk: TreeWalk) -> Float[Array, "b n"]:
     """Returns the target's probability of each drafted child of the accepted text; 0 for all other nodes.
 
-    Of children with the same token, the first has its probability.
+    Of children with the same token, only the first has a nonzero probability.
     """
     found = walk.candidates(tree)
     found = found & ~same_tokens_before(tree, found)

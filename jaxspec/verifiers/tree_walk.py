@@ -7,7 +7,7 @@ The target's pass over a tree gives one row of logits after the committed text a
                    parents    -1 -1  0  1
                    row of logits: 0 after e, 1 after x, 2 after y, 3 after z, 4 after w
 
-A walk stands at the rows that score the accepted text: row 0 at first. The nodes below them are the candidates.
+A walk's position is the rows that score the accepted text, initially row 0. The candidates are the nodes below them.
 """
 
 import dataclasses
@@ -18,17 +18,17 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.argmax import argmax
+from jaxspec.core.leading import count_leading, first_true, take_row
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
-from jaxspec.core.rows import count_leading, first_true, take_row
 from jaxspec.core.state import Proposal, Verdict
+from jaxspec.core.typed import typed
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DraftTree:
-    """Holds a proposal as a tree, its parents written out; see `Proposal`. A chain is a tree of one path.
+    """Holds a proposal as a tree with explicit parents; see `Proposal`. A chain is a tree with one path.
 
     Example:
         >>> chain = jaxspec.core.Proposal(jnp.asarray([[5, 6]], jnp.int32), jnp.ones((1, 2), bool))
@@ -44,7 +44,7 @@ class DraftTree:
 
     @classmethod
     def of(cls, proposal: Proposal) -> Self:
-        """Returns the same drafts; a chain's parents are the drafts before."""
+        """Makes the tree of a proposal; in a chain, each draft's parent is the draft before it."""
         parents, depth = proposal.parents, proposal.depth
         if parents is None:
             depth = proposal.tokens.shape[1]
@@ -56,7 +56,7 @@ def draft_log_probs(drafts: Proposal | DraftTree) -> Float[Array, "b n v"]:
     """Returns the log-probabilities that the drafts were drawn from.
 
     Raises:
-      ValueError: if they are deterministic, and have none.
+      ValueError: if the drafts are deterministic, and have no log-probabilities.
     """
     if drafts.log_probs is None:
         raise ValueError("deterministic drafts have no log_probs; verify them token by token or as a tree")
@@ -66,14 +66,14 @@ def draft_log_probs(drafts: Proposal | DraftTree) -> Float[Array, "b n v"]:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WalkResult:
-    """Holds the end of a walk that given uniforms lead to, before the next token is drawn; tests integrate it exactly.
+    """Holds the outcome of a walk for given uniforms, before the next token is drawn; tests integrate it exactly.
 
     Attributes:
       accepted: the number of accepted nodes.
-      path: these nodes, in order; beyond `accepted` anything.
+      path: these nodes, in order; entries past `accepted` are arbitrary.
       next_log_probs: the log-probabilities, up to a constant, of the token after them.
-      thresholds: the probability that a node is accepted where the walk tested it: its uniform lies below.
-      tested: the nodes whose uniform was compared.
+      thresholds: the acceptance probability of each tested node, which is accepted if its uniform lies below.
+      tested: mask of the nodes whose uniforms were compared.
 
     Example:
         >>> chain = jaxspec.core.Proposal(jnp.asarray([[5]], jnp.int32), jnp.ones((1, 1), bool))
@@ -93,14 +93,14 @@ class WalkResult:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TreeWalk:
-    """Holds a walk down a tree that is under way, row by row.
+    """Holds the state of a walk down a tree, for each batch row.
 
     Attributes:
-      at: the rows of logits that score the accepted text. Several, where drafts that were drawn independently are the
-        same tokens: they have one distribution, and the children of all of them are candidates.
+      at: mask of the rows of logits that score the accepted text. There are several where independent drafts have
+        equal tokens: they share one distribution, and the children of all of them are candidates.
       accepted: the number of nodes accepted so far.
       path: these nodes, in order.
-      going: the batch rows whose walk has not ended.
+      going: mask of the batch rows whose walk has not ended.
 
     Example:
         >>> tokens, parents = jnp.asarray([[5, 6, 7]], jnp.int32), jnp.asarray([[-1, -1, 0]], jnp.int32)
@@ -126,7 +126,7 @@ class TreeWalk:
         return cls(_at_root(tree), none, jnp.zeros((none.shape[0], tree.depth), jnp.int32), none == 0)
 
     def candidates(self, tree: DraftTree) -> Bool[Array, "b n"]:
-        """Returns the submitted drafts that follow the accepted text."""
+        """Returns the mask of submitted drafts that follow the accepted text."""
         return _candidates(tree, self.at)
 
     def row(self) -> Int[Array, "b"]:
@@ -138,12 +138,12 @@ class TreeWalk:
         return take_row(target_log_probs, self.row())
 
     def advance(self, tree: DraftTree, chosen: Bool[Array, "b n"]) -> Self:
-        """Accepts the one node that is chosen in a row, and ends the walk in rows without one."""
+        """Accepts the chosen node of each row, and ends the walk in rows without one."""
         chosen = chosen & self.going[:, None]
         return self.move(tree, chosen, self.going & jnp.any(chosen, axis=1))
 
     def move(self, tree: DraftTree, chosen: Bool[Array, "b n"], going: Bool[Array, "b"]) -> Self:
-        """Accepts the one node that is chosen in a row; rows without one stay. `going` is set as told."""
+        """Accepts the chosen node of each row, and sets `going`; rows without a chosen node do not move."""
         further = jnp.any(chosen, axis=1)
         node = first_true(chosen)
         token = take_row(tree.tokens, node)[:, None]
@@ -156,17 +156,18 @@ class TreeWalk:
     def result(
         self, next_log_probs: Float[Array, "b v"], thresholds: Float[Array, "b n"], tested: Bool[Array, "b n"]
     ) -> WalkResult:
-        """Returns the walk as it ended."""
+        """Returns the outcome of the walk; `WalkResult` describes the arguments."""
         return WalkResult(self.accepted, self.path, next_log_probs, thresholds, tested)
 
 
+@typed()
 def draw_verdict(rng: RoundKeys, proposal: Proposal, result: WalkResult) -> Verdict:
-    """Draws the token after a walk.
+    """Draws the token after a walk, and returns the verdict.
 
     Args:
-      rng: the round's keys.
-      proposal: what was walked down.
-      result: where the walk ended.
+      rng: the round's source of randomness.
+      proposal: the drafts, a chain or a tree.
+      result: the outcome of the walk.
 
     Example:
         >>> tokens, parents = jnp.asarray([[5, 6, 7]], jnp.int32), jnp.asarray([[-1, -1, 0]], jnp.int32)
@@ -178,17 +179,16 @@ def draw_verdict(rng: RoundKeys, proposal: Proposal, result: WalkResult) -> Verd
         >>> jaxspec.verifiers.draw_verdict(rng, proposal, result).next_token.tolist()
         [2]
     """
-    noise = rng.next_noise(result.next_log_probs.shape[-1])
-    next_token = argmax(result.next_log_probs + noise)
+    next_token = rng.next_token(result.next_log_probs)
     return Verdict(result.accepted, next_token, None if proposal.parents is None else result.path)
 
 
 def match_path(proposal: Proposal, target_tokens: Int[Array, "b n_plus_1"]) -> Verdict:
-    """Accepts drafts while they equal the target's own tokens, then emits the target's.
+    """Accepts drafts while they equal the target's tokens, then emits the target's next token.
 
     Args:
-      proposal: a chain or a tree of `n` drafts.
-      target_tokens: the target's token after the committed text, then after each draft.
+      proposal: a chain or a tree of `n` drafts per row.
+      target_tokens: `[b, n + 1]` the target's token after the committed text, then after each draft.
     """
     if proposal.parents is not None:
         return walk_tree(DraftTree.of(proposal), lambda level, row: take_row(target_tokens, row))
@@ -197,12 +197,12 @@ def match_path(proposal: Proposal, target_tokens: Int[Array, "b n_plus_1"]) -> V
 
 
 def walk_tree(tree: DraftTree, token_at: Callable[[int, Int[Array, "b"]], Int[Array, "b"]]) -> Verdict:
-    """Follows the target's own tokens down a tree for as long as they are drafted.
+    """Follows the target's tokens down a tree for as long as they are drafted.
 
     Args:
       tree: the drafts.
-      token_at: `token_at(level, row)` returns the target's token `[b]` after `level` accepted drafts, where each batch
-        row's logits are in row `row[b]`.
+      token_at: `token_at(level, row)` returns the target's tokens `[b]` after `level` accepted drafts, where
+        `row[b]` is the row of logits of batch row `b`.
     """
     at = _at_root(tree)
     token = token_at(0, first_true(at))
@@ -218,30 +218,30 @@ def walk_tree(tree: DraftTree, token_at: Callable[[int, Int[Array, "b"]], Int[Ar
 
 
 def same_tokens_before(tree: DraftTree, found: Bool[Array, "b n"]) -> Bool[Array, "b n"]:
-    """Returns the nodes of `found` that repeat the token of an earlier one of them."""
+    """Returns the mask of nodes in `found` that repeat the token of an earlier node in `found`."""
     same = tree.tokens[:, :, None] == tree.tokens[:, None, :]
     before = jnp.tril(jnp.ones(same.shape[1:], jnp.bool_), -1)[None]
     return found & jnp.any(same & before & found[:, None, :], axis=2)
 
 
 def earlier(flags: Bool[Array, "b n"]) -> Bool[Array, "b n"]:
-    """Returns the positions after the first flag that is set."""
+    """Returns the mask of positions after the first flag that is set."""
     count = flags.astype(jnp.int32)
     return jnp.cumsum(count, axis=1) > count
 
 
 def _at_root(tree: DraftTree) -> Bool[Array, "b n_plus_1"]:
-    """Returns the rows of logits that score the committed text: row 0 alone."""
+    """Returns the mask of the row of logits that scores the committed text, row 0."""
     batch, count = tree.tokens.shape
     return jnp.zeros((batch, count + 1), jnp.bool_).at[:, 0].set(True)
 
 
 def _candidates(tree: DraftTree, at: Bool[Array, "b n_plus_1"]) -> Bool[Array, "b n"]:
-    """Returns the submitted drafts below the rows `at`."""
+    """Returns the mask of submitted drafts below the rows `at`."""
     return tree.valid & jnp.take_along_axis(at, tree.parents + 1, axis=1)
 
 
 def _below(at: Bool[Array, "b n_plus_1"], accepted: Bool[Array, "b n"]) -> Bool[Array, "b n_plus_1"]:
-    """Returns the rows of logits after the nodes `accepted`, which hold one token; where there are none, `at`."""
+    """Returns the mask of rows of logits after the `accepted` nodes, all of one token; without any, returns `at`."""
     moved = jnp.pad(accepted, ((0, 0), (1, 0)))
     return jnp.where(jnp.any(accepted, axis=1, keepdims=True), moved, at)

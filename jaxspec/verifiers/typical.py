@@ -1,4 +1,4 @@
-"""Accepts tokens that are plausible under the target: typical acceptance."""
+"""Defines typical acceptance: accepts tokens that are plausible under the target."""
 
 import dataclasses
 from typing import ClassVar
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.rows import take_row
+from jaxspec.core.leading import take_row
 from jaxspec.core.tree import ancestors
 from jaxspec.verifiers.relaxed import Choice, RelaxedRule, at_tokens, check_number, register_unchecked
 from jaxspec.verifiers.tree_walk import DraftTree
@@ -18,26 +18,26 @@ from jaxspec.verifiers.tree_walk import DraftTree
 class Typical(RelaxedRule):
     """Accepts draft `x` if `target(x) > min(epsilon, delta * exp(-entropy of target))`.
 
-    A rule of `RelaxedVerifier`; depends on neither the draft's probability nor chance. Of a tree the longest path of
-    accepted nodes is taken, of equally long ones the one that is most likely under the target, and
-    the token after it is drawn from the target's distribution. A token that the target excludes is never
-    accepted; its argmax passes if `delta < 1`. In the paper the first token of a round is accepted without a test;
-    here it is the last token of the round before, so every round emits at least one.
+    A rule for `RelaxedVerifier`; depends neither on the draft's probability nor on chance. In a tree, the longest path
+    of accepted nodes is taken; among equally long paths, the one most likely under the target. The token after it is
+    sampled from the target's distribution. A token that the target excludes is never accepted; its argmax passes if
+    `delta < 1`. In the paper the first token of a round is accepted without a test; here it is the last token of the
+    previous round, so every round emits at least one.
 
     Attributes:
-      epsilon: the threshold where the target's entropy is low, in (0, 1], traced.
-      delta: the share of its typical probability that a token must exceed, in (0, 1], traced. The paper
-        has `delta = sqrt(epsilon)`.
+      epsilon: the threshold where the target's entropy is low, in (0, 1]; may be traced.
+      delta: the fraction of the typical probability that a token must exceed, in (0, 1]; may be traced. The paper
+        uses `delta = sqrt(epsilon)`.
 
     Raises:
-      TypeError: if one is not one number.
+      TypeError: if `epsilon` or `delta` is not a real scalar.
       ValueError: if one is out of range.
 
     Example:
         >>> verifier = jaxspec.verifiers.RelaxedVerifier(jaxspec.verifiers.Typical(epsilon=0.2))
         >>> options = dict(key=key, sampling=jaxspec.Sampling(), verifier=verifier, lossy=True, max_new_tokens=8)
         >>> generation = jaxspec.generate(target, jaxspec.NGramDrafter(k=2), prompt, **options)
-        >>> generation.lossless, 0 <= generation.measured_total_variation() <= 1
+        >>> generation.lossless, 0 <= generation.measured_total_variation <= 1
         (False, True)
 
     References:
@@ -83,9 +83,9 @@ class Typical(RelaxedRule):
 
 
 def longest_path(tree: DraftTree, passed: Bool[Array, "b n"], log_probs: Float[Array, "b n"]) -> Choice:
-    """Finds the longest path of nodes that all passed; of equally long ones that of the largest sum.
+    """Finds the longest path of nodes that all passed; among equally long paths, the one with the largest sum.
 
-    The deviation is left at 0.
+    Leaves the deviation at 0.
     """
     above = ancestors(tree.parents, tree.depth)
     complete = jnp.all(~above | passed[:, None], axis=2)

@@ -21,10 +21,12 @@ import jaxspec
 from jaxspec import drafters
 from jaxspec.contrib import CascadeDrafter, UnionDrafter
 from jaxspec.core import memory
+from jaxspec.testing.history_models import HistoryModel, history_model
+from jaxspec.text import decoder as _decoder  # noqa: F401 (see DECODES)
 from tests._fixtures import text_models, tiny
 
 VOCAB = 310
-MODEL = tiny.history_model(0, vocab=5)
+MODEL = history_model(0, vocab=5)
 PROMPT = [[0, 1, 2], [3, 2, 1]]
 NAN, INF = float("nan"), float("inf")
 NO_NUMBERS = ("4", b"4", {}, {3}, object(), 1j, [[1], [2, 3]], max)
@@ -36,23 +38,28 @@ COUNTS = (*NO_INTEGERS, *SMALL, 0, None, [1, 2], ())
 NO_TEXTS = (5, 1.5, b"text", object(), "a\ud800", max)
 
 
-# What an error may call an argument.
+# Names that an error may use for an argument.
 NAMES = {
     "model": "model",
     "name_or_path": "name_or_path|model|draft|there is no file or folder",
     "target": "target|unknown model|there is no file or folder|name_or_path",
-    "draft": "draft|ngram takes no argument|there is no file or folder",
-    "lookup": "lookup|a drafter that copies",
+    "drafter": "draft|ngram takes no argument|there is no file or folder",
+    "lookup": "lookup",
     "prompts": "prompts?",
     "messages": "messages?",
-    "maximum": "unknown option maximum",
-    "repetition_penalty": r"Penalties\.repetition",
-    "presence_penalty": r"Penalties\.presence",
-    "frequency_penalty": r"Penalties\.frequency",
-    "min_new_tokens": "MinNewTokens",
+    "maximum": "unexpected keyword argument .maximum",
+    "repetition_penalty": r"Penalties\.repetition|repetition_penalty",
+    "presence_penalty": r"Penalties\.presence|presence_penalty",
+    "frequency_penalty": r"Penalties\.frequency|frequency_penalty",
+    "min_new_tokens": "MinNewTokens|min_new_tokens",
     "allowed_tokens": "AllowedTokens|allowed_tokens",
-    "logit_bias": "LogitBias|biases",
-    "bad_words": "bad_words|BannedPhrases",
+    "logit_bias": "LogitBias|logit_bias|biases",
+    "bad_words": "bad_words",
+    "biases": "biases|LogitBias",
+    "phrases": "phrases?",
+    "tables": "tables?",
+    "source": "source|schema|choices",
+    "module": "module|from_nnx",
     "regex": "regex|expression",
 }
 
@@ -84,7 +91,7 @@ class BadCall:
             named = re.search(NAMES.get(self.argument, self.argument), text, re.IGNORECASE)
             obscure = "\n" in text or not named
             return f"obscure: {self}: {text!r:.200}" if obscure else ""
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is not what was promised)
+        except Exception as error:  # noqa: BLE001 (any other error breaks the promise)
             return f"obscure: {self}: {type(error).__name__}: {error!s:.200}"
         return f"silent: {self}"
 
@@ -92,7 +99,7 @@ class BadCall:
         return f"{self.place}({self.argument}={self.value!r:.40})"
 
 
-def _calls(place: str, function: Callable[..., Any], **wrong: tuple[Any, ...]) -> Iterator[BadCall]:
+def calls(place: str, function: Callable[..., Any], /, **wrong: tuple[Any, ...]) -> Iterator[BadCall]:
     for argument, values in wrong.items():
         for value in values:
             yield BadCall(place, argument, value, functools.partial(function, **{argument: value}))
@@ -103,19 +110,19 @@ def _sampling(call, **options):
 
 
 def decoding() -> Iterator[BadCall]:
-    """Of `generate`, `init` and `stream`."""
+    """Returns bad calls of `generate`, `init` and `stream`."""
 
     def call(function, **options):
         given = {"target": MODEL, "drafter": None, "prompt": PROMPT, "max_new_tokens": 4} | options
         return function(given.pop("target"), given.pop("drafter"), given.pop("prompt"), **given)
 
     shared = {
-        "target": (None, "smollm2", 5, object(), max, tiny.HistoryModel),
+        "target": (None, "smollm2", 5, object(), max, HistoryModel),
         "drafter": ("ngram", 5, MODEL, jaxspec.NGramDrafter, object(), True),
         "prompt": ("text", None, 5, [1, 2], [], [[]], [["a"]], [[1.5]], [[1, 2], [3]], [[5]], [[-1]], [[2**32 + 1]]),
         "prompt_length": (*NO_INTEGERS, *HUGE, *SMALL, 0, 4, [1, 2, 3], (), [1, 9]),
         "max_new_tokens": (*NO_INTEGERS, *HUGE, *SMALL, [1, 2, 3], (), [1, -1], None, 10**10),
-        "stop_tokens": (*NO_IDS, *HUGE, -2, -(10**30), None, 5, [1, 5], [[1]] * 3, [[[1]]]),
+        "stop_tokens": (*NO_IDS, *HUGE, -2, -(10**30), 5, [1, 5], [[1]] * 3, [[[1]]]),
         "capacity": (*NO_INTEGERS, *HUGE, *SMALL, 0, 6, [9], ()),
         "key": (5, "key", jnp.zeros(2), object(), jax.random.split(jax.random.key(0), 3)),
         "sampling": (0.7, "greedy", None, jaxspec.Sampling, object()),
@@ -126,47 +133,47 @@ def decoding() -> Iterator[BadCall]:
     }
     for name in ("generate", "init", "stream"):
         function = functools.partial(call, getattr(jaxspec, name))
-        yield from _calls(name, function, **shared, **({} if name == "init" else verifiers))
+        yield from calls(name, function, **shared, **({} if name == "init" else verifiers))
     copying = functools.partial(call, jaxspec.generate, drafter=jaxspec.NGramDrafter())
-    yield from _calls(
+    yield from calls(
         "generate, drafting",
         copying,
-        n=(*NO_INTEGERS, *SMALL, 0, None, [1, 2], 2**31, 10**30),
+        answers=(*NO_INTEGERS, *SMALL, 0, None, [1, 2], 2**31, 10**30),
         max_drafts=(*NO_INTEGERS, *SMALL, [1, 2, 3], (), [1, -1]),
         prediction=(*NO_IDS, 5, -2, "text", [5], [[1], [1], [1]], [[[1]]], [1.5], [2**40], [[1], [1, 2]]),
         report=(None, 5, "all", True, jaxspec.core.Report),
     )
     policy = functools.partial(_sampling, functools.partial(call, jaxspec.generate))
     numbers = (*NO_NUMBERS, NAN, -1, -INF, [1.0] * 3, True)
-    yield from _calls(
+    yield from calls(
         "generate, Sampling", policy, temperature=(*numbers, INF, None, 1e300), top_p=(*numbers, 0, 1.5, INF)
     )
-    yield from _calls("generate, Sampling", policy, min_p=(*numbers, 1.5, INF), top_k=(*numbers, 1.5, INF, -(10**30)))
+    yield from calls("generate, Sampling", policy, min_p=(*numbers, 1.5, INF), top_k=(*numbers, 1.5, INF, -(10**30)))
 
 
 def constructors() -> Iterator[BadCall]:
-    """Of drafters, trees and draft lengths."""
-    models = (None, 5, "name", object(), tiny.HistoryModel)
+    """Returns bad calls of the constructors of drafters, trees and draft lengths."""
+    models = (None, 5, "name", object(), HistoryModel)
     lengths = (*NO_INTEGERS, *SMALL, 10**6, 2**40, 10**30, None, [2], ())
-    yield from _calls(
+    yield from calls(
         "NGramDrafter", jaxspec.NGramDrafter, k=lengths, max_ngram=(*COUNTS, 10**9), min_ngram=(*COUNTS, 99)
     )
     suffix = lambda **options: _checked(jaxspec.SuffixDrafter(**options))  # noqa: E731
-    yield from _calls("SuffixDrafter", suffix, k=lengths, max_match=COUNTS, candidates=COUNTS, store=(5, "x"))
+    yield from calls("SuffixDrafter", suffix, k=lengths, max_match=COUNTS, candidates=COUNTS, store=(5, "x"))
     chain = lambda model=MODEL, **options: _checked(jaxspec.ModelDrafter(model, **options))  # noqa: E731
-    yield from _calls(
+    yield from calls(
         "ModelDrafter", chain, model=models, k=lengths, num_drafts=COUNTS, sampling=(0.7, "greedy", jaxspec.Greedy)
     )
     tree = lambda model=MODEL, topology=jaxspec.Tree.chains(2, 2), **o: _checked(
         drafters.TreeDrafter(model, topology, **o)
     )  # noqa: E731
-    yield from _calls(
+    yield from calls(
         "TreeDrafter", tree, model=models, topology=(None, 5, (2, 2), "x", jaxspec.Tree), sampling=(0.7, "greedy")
     )
     dynamic = lambda model=MODEL, **options: _checked(
         drafters.DynamicTreeDrafter(model, **({"top_k": 2, "depth": 2, "nodes": 4} | options))
     )  # noqa: E731
-    yield from _calls(
+    yield from calls(
         "DynamicTreeDrafter",
         dynamic,
         model=models,
@@ -177,7 +184,7 @@ def constructors() -> Iterator[BadCall]:
     lookup, model = jaxspec.NGramDrafter(k=2), jaxspec.ModelDrafter(MODEL, k=2)
     hybrid = lambda lookup=lookup, model=model, **options: jaxspec.HybridDrafter(lookup, model, **options)  # noqa: E731
     shares = (*NO_NUMBERS, NAN, -1, 2, INF, None, True)
-    yield from _calls(
+    yield from calls(
         "HybridDrafter",
         hybrid,
         lookup=(model, *models),
@@ -187,22 +194,22 @@ def constructors() -> Iterator[BadCall]:
         rate=shares,
     )
     cascade = lambda model=MODEL, cheap=lookup, **options: _checked(CascadeDrafter(model, cheap, **options))  # noqa: E731
-    yield from _calls("CascadeDrafter", cascade, model=models, cheap=models, k=COUNTS)
-    yield from _calls(
+    yield from calls("CascadeDrafter", cascade, model=models, cheap=models, k=COUNTS)
+    yield from calls(
         "UnionDrafter", lambda drafters: UnionDrafter(drafters), drafters=((), None, 5, "x", (5,), (lookup, None))
     )
-    yield from _calls(
+    yield from calls(
         "Tree", jaxspec.Tree, parents=(None, 5, "x", (), (0,), (-2,), (-1, 1), (-1, 1.5), (-1, 10**30), (True,))
     )
     chains = lambda num_drafts=2, k=2: jaxspec.Tree.chains(num_drafts, k)  # noqa: E731
-    yield from _calls("Tree.chains", chains, num_drafts=(*COUNTS, 10**6, 10**30), k=(*COUNTS, 10**6, 10**30))
-    yield from _calls(
+    yield from calls("Tree.chains", chains, num_drafts=(*COUNTS, 10**6, 10**30), k=(*COUNTS, 10**6, 10**30))
+    yield from calls(
         "Tree.balanced", jaxspec.Tree.balanced, branching=((), (0,), (1.5,), (10**6,), (99, 99, 99), ("x",), 5, None)
     )
     store = lambda texts=2, width=2: drafters.TextStore.empty(texts, width)  # noqa: E731
-    yield from _calls("TextStore.empty", store, texts=(*COUNTS, 2**40), width=(*COUNTS, 2**40))
+    yield from calls("TextStore.empty", store, texts=(*COUNTS, 2**40), width=(*COUNTS, 2**40))
     adaptive = lambda costs=(1.0, 1.1), lengths=(0, 2): jaxspec.Adaptive(costs, lengths).check()  # noqa: E731
-    yield from _calls(
+    yield from calls(
         "Adaptive",
         adaptive,
         costs=(None, 5, "x", (1.0,), (1.0, NAN), (1.0, -1.0), (1.0, "x"), (1.0, INF)),
@@ -223,15 +230,15 @@ def decoder():
 
 
 def text() -> Iterator[BadCall]:
-    """Of `SpeculativeDecoder` and its methods."""
+    """Returns bad calls of `SpeculativeDecoder` and its methods."""
     own = decoder()
     target = own.target
-    make = lambda target=target, draft="ngram", **options: jaxspec.SpeculativeDecoder(target, draft, **options)  # noqa: E731
-    yield from _calls(
+    make = lambda target=target, drafter="ngram", **options: jaxspec.SpeculativeDecoder(target, drafter, **options)  # noqa: E731
+    yield from calls(
         "SpeculativeDecoder",
         make,
         target=(None, 5, object(), "", "no-such-model", "./nowhere", "a\ud800", b"x"),
-        draft=(
+        drafter=(
             "",
             "ngram+",
             "+ngram",
@@ -259,7 +266,7 @@ def text() -> Iterator[BadCall]:
         "seed": (*NO_INTEGERS, *HUGE[1:], *SMALL, 2**32, [1], np.array([1, 2])),
         "stop": (5, b".", {}, {"."}, object(), "", ["a", ""], ["a", 5], "\ud800", text_models.END),
         "stop_tokens": (*NO_IDS, *HUGE, -2, VOCAB, [[1]], [VOCAB]),
-        "n": (*NO_INTEGERS, *SMALL, 0, [1], 10**30),
+        "answers": (*NO_INTEGERS, *SMALL, 0, [1], 10**30),
         "max_drafts": (*NO_INTEGERS, *SMALL, [1, 2], ()),
         "allowed_tokens": (*NO_IDS, *HUGE, -1, VOCAB, [VOCAB], [1.5]),
         "prediction": (*NO_TEXTS, [], ["a", "b"], [5], {"a": 1}),
@@ -269,10 +276,10 @@ def text() -> Iterator[BadCall]:
     }
     for name in ("generate", "stream", "compare"):
         function = lambda name=name, prompts="the sea", **o: getattr(own, name)(prompts, **o)  # noqa: E731
-        yield from _calls(
+        yield from calls(
             name, function, prompts=(*NO_TEXTS, None, "", [], [""], ["a", 5], {"a": 1}, {"a"}, "the sea " * 600)
         )
-        yield from _calls(
+        yield from calls(
             name, function, **(options if name == "generate" else dict(itertools.islice(options.items(), 1)))
         )
     turn = {"role": "user", "content": "a"}
@@ -280,13 +287,13 @@ def text() -> Iterator[BadCall]:
         function = lambda name=name, messages=None, **o: getattr(own, name)(messages, **o)  # noqa: E731
         wrong = (*NO_TEXTS, None, [], {}, turn, [5], [[]], [{}], [{"role": "user"}], [[turn], 5], [turn, 5])
         wrong += tuple([turn | {name: value}] for name in turn for value in (*NO_TEXTS, None))
-        yield from _calls(name, function, messages=wrong)
-    yield from _calls(
+        yield from calls(name, function, messages=wrong)
+    yield from calls(
         "load",
         lambda name_or_path: jaxspec.load(name_or_path),
         name_or_path=(None, 5, "", "no-such", "./nowhere", "\ud800", b"x", max),
     )
-    yield from _calls(
+    yield from calls(
         "load_drafter",
         lambda name_or_path="ngram", **o: jaxspec.load_drafter(name_or_path, target, **o),
         name_or_path=(None, 5, "", "no-such", "./nowhere", "ngram+", "\ud800", b"x", max),
@@ -297,19 +304,26 @@ def text() -> Iterator[BadCall]:
 
 
 def accepted(*arguments: Any, **options: Any) -> Any:
-    """Stands in the place of what compiles and decodes."""
+    """Replaces the functions that compile and decode."""
     raise Accepted
 
 
-# What a call that gets past its checks would come to.
-DECODES = ("decoding.generate.run", "decoding.steps.start", "text.decoder.run", "text.stream.TextStream.__init__")
+# The functions that a call reaches if it gets past its checks. All places of one are replaced: a module that was first
+# imported meanwhile would keep the replacement.
+DECODES = (
+    "decoding.generate.run",
+    "decoding.generate.start",
+    "decoding.rounds.start",
+    "text.decoder.Rounds",
+    "text.stream.TextStream.__init__",
+)
 KINDS = (decoding, constructors, text)
 
 
 def faults(kind: Callable[[], Iterator[BadCall]]) -> tuple[int, list[str]]:
     """Makes all calls of a kind; returns how many, and what is wrong with how some end."""
-    calls = list(kind())
-    return len(calls), [fault for fault in (call.faults() for call in calls) if fault]
+    made = list(kind())
+    return len(made), [fault for fault in (call.faults() for call in made) if fault]
 
 
 if __name__ == "__main__":

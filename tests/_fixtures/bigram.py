@@ -8,8 +8,9 @@ import numpy as np
 
 import jaxspec
 from jaxspec.ops.matmul import project
+from jaxspec.testing.history_models import HistoryModel
 from jaxspec.training import losses
-from jaxspec.training.batching import Batch
+from jaxspec.training.dataset import Batch
 from jaxspec.training.recipe import Recipe
 from tests._fixtures import tiny
 
@@ -34,7 +35,7 @@ class Bigrams(Recipe):
         return mean(self.divergence(wanted, guessed)), {"acceptance": mean(losses.acceptance(wanted, guessed))}
 
     def drafter(self, params, target, token_counts):
-        return jaxspec.ModelDrafter(tiny.HistoryModel(params["table"], jnp.zeros_like(params["table"])), k=2)
+        return jaxspec.ModelDrafter(HistoryModel(params["table"], jnp.zeros_like(params["table"])), k=2)
 
     def save(self, params, target, token_counts, path):
         path.mkdir()

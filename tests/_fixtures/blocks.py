@@ -1,4 +1,4 @@
-"""Random blocks of every format, and what the native product of them is, computed apart."""
+"""Random blocks of every format, and an independent computation of their native product."""
 
 import numpy as np
 from gguf import GGMLQuantizationType
@@ -6,7 +6,7 @@ from gguf.quants import dequantize
 
 from jaxspec.ops.stored import BLOCKS
 
-# Where a block has its half-precision numbers.
+# Offsets of the half-precision numbers in a block.
 HALVES = {
     "INT4": (0,),
     "IQ4_NL": (0,),

@@ -1,4 +1,4 @@
-"""A small decoder with a cache of its own, as other projects write them: functions, and one index for all rows."""
+"""A small decoder with its own cache, as other projects write them: functions, and one index for all rows."""
 
 import dataclasses
 
@@ -93,7 +93,7 @@ def params(seed=0, scale=0.6):
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What heads need: its last norm is none, so that it leaves states as they are."""
+    """The parts that heads need; the final norm is the identity."""
 
     config: object
     hidden_sizes: tuple = (LAYERS, WIDTH)

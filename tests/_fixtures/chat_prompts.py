@@ -1,4 +1,4 @@
-"""Forty prompts, as chats of one turn, padded to batches."""
+"""Forty prompts, as chats of one turn, padded for batching."""
 
 import pathlib
 

@@ -2,7 +2,7 @@
 
 
 class Clock:
-    """Every second call is later by the next of the given seconds."""
+    """Advances by the next of the given seconds at every second call."""
 
     def __init__(self, seconds):
         self.seconds, self.now, self.running = iter(seconds), 0.0, False

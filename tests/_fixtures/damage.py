@@ -157,11 +157,11 @@ def _safetensors_parts(content: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _safetensors_field(name: str, content: bytes, rng: random.Random) -> Damage:
-    """Changes a field of the header, which its length is that of."""
+    """Changes a field of the header, and its length with it."""
     header, data = _safetensors_parts(content)
     text, kind, path, _ = changed_field(header, rng)
     raw = text.encode()
-    # What is not of a tensor is free text; a tensor that is gone may be one that can be left out.
+    # Metadata is free text, and a tensor that is gone may be an optional one.
     free = path[0] == "__metadata__" or (kind == "delete" and len(path) == 1)
     return Damage(name, f"header, {kind}", len(raw).to_bytes(8, "little") + raw + data, path[-1], path, free)
 

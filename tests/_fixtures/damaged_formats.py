@@ -1,4 +1,4 @@
-"""The formats that are damaged: a small whole of each, written to a folder, and how it is read."""
+"""The formats that are damaged: a small complete example of each, written to a folder, and its reader."""
 
 import dataclasses
 import functools
@@ -77,7 +77,7 @@ def _dflash(folder: pathlib.Path) -> None:
 
 
 def _tandem(folder: pathlib.Path) -> None:
-    from jaxspec.heads.tandem.checkpoint import write_tandem
+    from jaxspec.contrib.tandem.checkpoint import write_tandem
     from tests._fixtures import tandem
 
     write_tandem(tandem.random_head(_target(), ids=(1, 3, 4, 7, 9)), folder / "head")

@@ -173,7 +173,7 @@ def main(words: list[str]) -> None:
     for word in words:
         name, first, last = word.split(":")
         cases += [(name, number) for number in range(int(first), int(last))]
-    # What is imported lazily would be imported by every fork.
+    # Lazy modules are imported here, or every fork would import them.
     assert jaxspec.load and jaxspec.load_head
     if any(name == "tokenizer" for name, _ in cases):
         import transformers

@@ -72,7 +72,7 @@ class Reference:
             gate = inner @ layer["gate"].T
             x = x + (gate / (1 + np.exp(-gate)) * (inner @ layer["up"].T)) @ layer["down"].T
         x = self.norm(weights["final_norm"], x)
-        return x if config.first_predicts else x[1:]
+        return x if config.first_predicts or config.keeps_anchor else x[1:]
 
     def probs(self, known, before):
         """The distribution over the draft vocabulary of a draft that follows the token `before`."""
@@ -123,7 +123,10 @@ class Reference:
         causal, window = bool(config.causal_layers) and config.causal_layers[number], config.windows[number]
         out = np.zeros((len(x), config.num_heads, config.head_dim))
         for i, at in enumerate(places):
-            near = lambda p: (not causal or p <= at) and (window is None or p > at - window)
+            least, beyond = at - (window or np.inf), at + (1 if causal else window or np.inf)
+            if config.windows_from_anchor:
+                least, beyond = places[0] - (window or np.inf) - 1, at + (1 if causal else np.inf)
+            near = lambda p: least < p < beyond
             visible = [j for j, p in enumerate(positions) if near(p)]
             for head in range(config.num_heads):
                 shared = head // config.queries_per_kv_head

@@ -1,4 +1,4 @@
-"""What happens to files: each of `DAMAGES` changes one, so that it is not what was written."""
+"""Faults of files: each of `DAMAGES` changes one, so that it differs from what was written."""
 
 import random
 from collections.abc import Callable
@@ -43,6 +43,6 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "another file": lambda path: path.write_bytes(Path(__file__).read_bytes()),
     "a directory": _directory,
     "a dangling link": _link_to("nothing"),
-    # Nobody can read it, whatever the rights of who runs this.
+    # Nobody can read it, regardless of permissions.
     "a link to itself": _link_to(""),
 }

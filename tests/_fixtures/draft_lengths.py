@@ -1,4 +1,4 @@
-"""What drafters promise under a draft length, and draft lengths without any drafter."""
+"""Contracts of drafters with a draft length, and draft lengths without a drafter."""
 
 import dataclasses
 
@@ -30,16 +30,16 @@ class AdjustableContract:
 
     def test_after_any_acceptance_it_drafts_as_if_it_were_new(self, rounds):
         """A draft length that remembers may draft fewer or more; the drafts are the same."""
-        both = 0
-        for _, _, running, fresh, _ in rounds:
-            if not self.remembers:
-                np.testing.assert_array_equal(running.valid, fresh.valid)
-            shared = running.valid & fresh.valid
-            both += shared.sum()
-            np.testing.assert_array_equal(running.tokens[shared], fresh.tokens[shared])
-            if running.log_probs is not None:
-                np.testing.assert_allclose(running.log_probs[shared], fresh.log_probs[shared], atol=2e-5)
-        assert both > 0
+        assert sum(self.check_as_new(running, fresh) for _, _, running, fresh, _ in rounds) > 0
+
+    def check_as_new(self, running, fresh):
+        if not self.remembers:
+            np.testing.assert_array_equal(running.valid, fresh.valid)
+        shared = running.valid & fresh.valid
+        np.testing.assert_array_equal(running.tokens[shared], fresh.tokens[shared])
+        if running.log_probs is not None:
+            np.testing.assert_allclose(running.log_probs[shared], fresh.log_probs[shared], atol=2e-5)
+        return shared.sum()
 
 
 @register_dataclass
@@ -63,14 +63,14 @@ class Turns(DraftLength):
 
 
 class PausesContract(AdjustableContract):
-    """The same, where the drafter rests for rounds: drafts after them are what they would be without."""
+    """Tests drafters that rest for some rounds: later drafts are what they would be without the rests."""
 
     remembers = True
 
     def test_a_row_does_not_depend_on_its_place_or_neighbors(self, rounds):
-        """What is submitted; with neighbors that draft it may hold other tokens behind that."""
+        """Compares submitted tokens only; those after them may depend on neighbors that draft."""
         rows = [3, 1, 0, 1]
-        others = self.run_rounds(tuple(rows))
+        others, _ = self.run_rounds(tuple(rows))
         for (_, _, before, _, info), (_, _, moved, _, moved_info) in zip(rounds, others, strict=True):
             np.testing.assert_array_equal(before.valid[rows], moved.valid)
             np.testing.assert_array_equal(np.where(moved.valid, before.tokens[rows] - moved.tokens, 0), 0)
@@ -105,13 +105,13 @@ def run_together(length, would_accept, live=None):
 
 
 def run(length, would_accept):
-    """The same, each row alone."""
+    """Runs each row alone, unlike `run_together`."""
     alone = jax.vmap(lambda right: run_together(length, right[:, None])[:, 0], in_axes=1, out_axes=1)
     return alone(would_accept)
 
 
 def right_drafts(seed, probability, rounds, rows, most=8):
-    """How many drafts in a row would be right, each with this probability (`[t, 1]` or a number)."""
+    """Draws how many consecutive drafts would be right, each with `probability` (`[t, 1]` or a number)."""
     right = (
         np.random.default_rng(seed).random((rounds, rows, most))
         < np.broadcast_to(probability, (rounds, rows))[..., None]
@@ -120,7 +120,7 @@ def right_drafts(seed, probability, rounds, rows, most=8):
 
 
 class PlainAdaptive:
-    """`Adaptive`, as its docstring reads: lists, loops and no JAX. All rows that are able draft until they are done."""
+    """`Adaptive`, written from its docstring: lists, loops and no JAX. All rows that can draft do so until they end."""
 
     def __init__(self, costs, lengths, rows=1, rate=0.05, prior=0.7, period=128):
         self.costs, self.lengths, self.rate, self.period = costs, lengths, rate, period
@@ -132,7 +132,7 @@ class PlainAdaptive:
         return 1 + sum(np.prod(self.acceptance[row][: n + 1]) for n in range(length))
 
     def mean(self, tokens, live):
-        """Over all that are there, or over those of them that are behind if that is less."""
+        """Averages over all live rows, or over those that lag if that is less."""
         there = [row for row, here in enumerate(live) if here]
         mean = np.mean([self.emitted[row] for row in there] or [0])
         behind = [row for row in there if self.emitted[row] <= mean]
@@ -180,7 +180,7 @@ class PlainAdaptive:
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Altered(RoundKeys):
-    """The same draws, but for the draft at `at`, which gets other noise."""
+    """Wraps keys so that the draft at `at` gets other noise."""
 
     at: jax.Array = dataclasses.field(default=-1, kw_only=True)
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from tests.contracts.tree_drafter import path_to
+from jaxspec.testing.contracts.tree_drafter import path_to
 
 
 def search(probs, text, *, top_k, depth, nodes):
-    """Expand and rerank as a person would write it: paths of drafts, and the best of them in order.
+    """Expands and reranks in plain Python: paths of drafts, and the best of them in order.
 
     Candidates are listed level by level in the order they are found; of equals the first is better.
     """

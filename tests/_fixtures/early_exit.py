@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.contrib.exit_head.head import EarlyExitHead
-from jaxspec.contrib.exit_head.network import ExitConfig, ExitNetwork
-from tests._fixtures import tiny
+from jaxspec.contrib.exit_head.head import EarlyExitHead, ExitConfig, ExitNetwork
+from jaxspec.testing.random_models import random_params
 from tests._fixtures.medusa import rms, silu
 
 
@@ -15,7 +14,7 @@ def random_exit(target, layers, seed=0, *, ids=None, blocks=1) -> EarlyExitHead:
     config = target.module.config
     module = ExitNetwork(ExitConfig(config.width, 24, blocks), jnp.float32)
     shapes = jax.eval_shape(module.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 1, config.width), jnp.float32))
-    params = dict(tiny.random_params(shapes["params"], seed, 0.2))
+    params = dict(random_params(shapes["params"], seed, 0.2))
     ids = None if ids is None else jnp.asarray(ids, jnp.int32)
     return EarlyExitHead(module, params if ids is None else params | {"head": target.head[ids]}, layers, ids)
 

@@ -23,7 +23,7 @@ def models() -> tuple[jaxspec.LanguageModel, jaxspec.LanguageModel]:
 
 
 def names(folder: pathlib.Path) -> dict[str, Any]:
-    """What an example starts with; `folder` is empty, and its own."""
+    """Returns the names that an example starts with; `folder` is empty, and belongs to the example."""
     target, draft = models()
     prompt = jnp.asarray([[5, 6, 7, 5, 6], [9, 8, 7, 9, 8]], jnp.int32)
     return {

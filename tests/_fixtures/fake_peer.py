@@ -1,11 +1,11 @@
-"""A peer that needs no other package: it says the prompt backwards, and knows no distribution."""
+"""A peer that needs no other package: it answers with the reversed prompt, and has no distribution."""
 
 import threading
 from pathlib import Path
 
 from jaxspec.bench.peers.table import Peer
 from jaxspec.bench.peers.worker import Loaded, Request
-from jaxspec.checkpoints.gguf_file import read_gguf
+from jaxspec.checkpoints.gguf import read_gguf
 
 
 def _write(model, folder, dtype):

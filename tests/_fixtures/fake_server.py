@@ -1,4 +1,4 @@
-"""A `llama-server` that counts on from a prompt's last token, and writes down how it was started."""
+"""A `llama-server` that counts on from a prompt's last token, and records how it was started."""
 
 import http.server
 import itertools
@@ -45,7 +45,7 @@ def main(arguments):
 
 
 def install(folder: Path) -> None:
-    """Puts it into a folder that is to be on the `PATH`."""
+    """Installs it in a folder that is to be on the `PATH`."""
     program = folder / "llama-server"
     program.write_text(f"#!{sys.executable}\n{Path(__file__).read_text()}\nmain(sys.argv[1:])\n")
     program.chmod(0o755)

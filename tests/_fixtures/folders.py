@@ -48,7 +48,7 @@ def tensors(family: str, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def write(folder: Path, family: str, *, shards: int = 1, config: dict | None = None) -> Path:
-    """Writes a whole folder, in as many safetensors files as asked for."""
+    """Writes a whole folder, with `shards` safetensors files."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIGS[family] | (config or {})))
     weights = tensors(family)

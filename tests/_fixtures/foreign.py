@@ -52,7 +52,7 @@ def prompts():
 def uncached_greedy(logits_of, prompt, lengths, count):
     """Continues each row by the most probable token, and reads the whole text for each.
 
-    `logits_of(tokens)` is causal, so that tokens behind a row's text change nothing.
+    `logits_of(tokens)` is causal, so that tokens after a row's text change nothing.
     """
     rows, lengths = np.arange(prompt.shape[0]), np.asarray(lengths)
     text = np.zeros((prompt.shape[0], prompt.shape[1] + count), np.int32)

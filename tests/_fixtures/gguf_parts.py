@@ -1,4 +1,4 @@
-"""Takes a GGUF file apart and puts it together again, so that each of its parts can be made wrong."""
+"""Takes a GGUF file apart and puts it together again, so that each part can be corrupted."""
 
 import dataclasses
 import random

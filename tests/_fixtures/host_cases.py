@@ -1,6 +1,6 @@
-"""What one process and several must do alike: each case yields a generation of four rows.
+"""Cases in which one process and several must agree: each yields a generation of four rows.
 
-And what must not differ between processes: each of `MISMATCHES` makes another call on each.
+Each of `MISMATCHES` makes a different call on each process, which is an error.
 """
 
 import dataclasses
@@ -12,11 +12,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxspec
-from jaxspec.core.layout import placement_of
 from jaxspec.sharding.multihost import by_first
+from jaxspec.testing.random_models import wide_transformer
 from jaxspec.training.checkpoints import Checkpoints
 from jaxspec.training.state import TrainingOptions, TrainState, laid_out
-from tests._fixtures import disk_faults, text_models, tiny, token_maps
+from tests._fixtures import disk_faults, text_models, token_maps
 from tests.benchmarks.workload import disturbed
 
 LENGTHS = np.array([6, 3, 5, 1])
@@ -31,7 +31,7 @@ def key():
 
 
 def drafter(target, mesh):
-    """Its model is shared out like the target."""
+    """Returns a drafter whose model is sharded like the target."""
     draft = disturbed(target, 0.2)
     return jaxspec.ModelDrafter(draft if mesh is None else jaxspec.shard(draft, mesh), k=2)
 
@@ -54,7 +54,7 @@ def greedy(folder, mesh):
 
 
 def inside_jit(folder, mesh):
-    target = tiny.wide_transformer(0)  # what was loaded to one device stays there inside jit
+    target = wide_transformer(0)  # arrays loaded to one device stay there inside jit
     call = lambda target, drafter, prompt, key: jaxspec.generate(target, drafter, prompt, key=key, mesh=mesh, **SAMPLED)
     return jax.jit(call)(target, drafter(target, None), PROMPT, key())
 
@@ -109,7 +109,7 @@ def saved(folder, mesh):
     with pytest.raises(FileExistsError):
         jaxspec.save(model, path)
     if mesh is not None:
-        with pytest.raises(ValueError, match="takes a model that lies on all of them"):
+        with pytest.raises(ValueError, match="takes a model sharded over all of them"):
             jaxspec.save(jaxspec.load(folder / "model"), folder / "mine")
     return jaxspec.generate(jaxspec.load(path, mesh=mesh), None, PROMPT, key=key(), **SAMPLED)
 
@@ -119,7 +119,7 @@ def checkpointed(folder, mesh):
     model = jaxspec.load(folder / "model", mesh=mesh)
     path = folder / ("steps-alone" if mesh is None else "steps-together")
     first = TrainState.initial(model.params, TrainingOptions(steps=4))
-    first = laid_out(first, placement_of(model))
+    first = laid_out(first, model.traits.placement)
     checkpoints = Checkpoints(path, 2)
     for step in (1, 2):
         one = dataclasses.replace(first, step=first.step + step)
@@ -134,7 +134,7 @@ def checkpointed(folder, mesh):
 def another_vocabulary(folder, mesh):
     """The map between the vocabularies is whole on each process's own device."""
     target = jaxspec.load(folder / "model", mesh=mesh)
-    draft = tiny.wide_transformer(1, vocab=40)
+    draft = wide_transformer(1, vocab=40)
     token_map = token_maps.made([[token % 40] for token in range(64)], {token: token for token in range(40)}, [3], 40)
     unlike = jaxspec.CrossVocabularyDrafter(draft if mesh is None else jaxspec.shard(draft, mesh), token_map, k=2)
     return jaxspec.generate(target, unlike, PROMPT, key=key(), **SAMPLED)
@@ -184,21 +184,21 @@ def other_verifier(target, process, mesh):
 
 def other_mesh(target, process, mesh):
     meshes = (mesh, jax.make_mesh((1, mesh.size), ("data", "model")))
-    return jaxspec.generate(tiny.wide_transformer(0), None, PROMPT, mesh=meshes[process], **OPTIONS)
+    return jaxspec.generate(wide_transformer(0), None, PROMPT, mesh=meshes[process], **OPTIONS)
 
 
 def no_seed(target, process, mesh):
     """A seed on one process only."""
     tokenizer = text_models.byte_level()
-    model = jaxspec.shard(tiny.wide_transformer(0, vocab=tokenizer.vocab_size), mesh)
-    return jaxspec.SpeculativeDecoder(model, tokenizer=tokenizer).generate("hello", seed=1 if process else None)
+    model = jaxspec.shard(wide_transformer(0, vocab=tokenizer.vocab_size), mesh)
+    return jaxspec.SpeculativeDecoder(model, None, tokenizer=tokenizer).generate("hello", seed=1 if process else None)
 
 
 def no_temperature(target, process, mesh):
     """Greedy decoding needs no seed, and takes part in choosing one."""
     tokenizer = text_models.byte_level()
-    model = jaxspec.shard(tiny.wide_transformer(0, vocab=tokenizer.vocab_size), mesh)
-    return jaxspec.SpeculativeDecoder(model, tokenizer=tokenizer).generate("hello", temperature=0.5 * process)
+    model = jaxspec.shard(wide_transformer(0, vocab=tokenizer.vocab_size), mesh)
+    return jaxspec.SpeculativeDecoder(model, None, tokenizer=tokenizer).generate("hello", temperature=0.5 * process)
 
 
 MISMATCHES = {

@@ -37,13 +37,15 @@ def main(coordinator, processes, process, folder, last, *cases):
 
 
 def differ(folder, mesh):
-    """Each process makes a call of its own: all are told of it, and of what differs."""
+    """Makes a different call on each process: all raise an error that names the difference."""
     import jaxspec
     from tests._fixtures.host_cases import MISMATCHES
 
     target = jaxspec.load(folder / "model", mesh=mesh)
     for case, what in MISMATCHES.items():
-        message = f"every process must pass the same {what}.* got others on process 1(, 2, 3)? than on process 0"
+        message = (
+            f"every process must pass the same {what}.* got different ones on process 1(, 2, 3)? than on process 0"
+        )
         with pytest.raises(ValueError, match=message):
             case(target, min(jax.process_index(), 1), mesh)
 

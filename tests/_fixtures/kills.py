@@ -3,7 +3,7 @@
 A task writes below a folder, and goes on with what an earlier process left there. Each process is a fork of this one,
 which only imports; it is killed, without a chance to clean up, right before one of its steps there: a file opened to
 be written, renamed or removed, a folder made or removed. After each death what can be seen there must be whole; what
-is there at the end must be the same whenever a process died. Prints how many were killed.
+remains at the end must be the same whenever a process died. Prints how many were killed.
 """
 
 import dataclasses
@@ -97,14 +97,14 @@ def steps_of(task: Task, folder: Path, last: int | None) -> tuple[int, str]:
 
 
 def kill(task: Task, folder: Path, kills: int, seed: int = 0) -> int:
-    """Kills so many processes of a task; returns how often it came to its end, once at least."""
+    """Kills `kills` processes of a task; returns how often it finished, at least once."""
     rng, ends, killed = random.Random(seed), 0, 0
     status, steps = steps_of(task, folder / "first", None)
     assert status == 0 and int(steps) > 1, (status, steps)
     expected = expect(lambda: task.result(folder / "first"))
     at = folder / "0"
     while killed < kills or ends == 0:
-        # At last one goes on to the end, whatever was left.
+        # The last process runs to the end from any state that was left.
         status, _ = steps_of(task, at, rng.randrange(int(steps)) if killed < kills else None)
         assert status in (0, -signal.SIGKILL), status
         expect(lambda: task.check(at))

@@ -124,7 +124,7 @@ def _scanned(config, layers):
 
 
 def _layers(config, decoder):
-    """Returns the layers one by one, each with arrays of its own."""
+    """Returns the layers one by one, each with its own arrays."""
     count, axis = config["num_decoder_layers"], config["param_scan_axis"]
     if not config["scan_layers"]:
         return [decoder[f"layers_{number}"] for number in range(count)]

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxspec.heads.medusa.head import MedusaHead
 from jaxspec.heads.medusa.network import ConditionedConfig, ConditionedHeads, MedusaConfig, MedusaHeads
-from tests._fixtures import tiny
+from jaxspec.testing.random_models import random_params
 
 MOST_TEXT = 80
 
@@ -17,7 +17,7 @@ def random_head(target, module, seed=0, *, ids=None, sharpness=12.0) -> MedusaHe
     """Heads with random blocks; `sharpness` scales them. A shared output matrix is the target's."""
     blank = jnp.zeros((1, 1, module.config.width))
     shapes = jax.eval_shape(module.init, jax.random.key(0), blank, blank)["params"]
-    params = dict(tiny.random_params(shapes, seed, 0.02 * sharpness))
+    params = dict(random_params(shapes, seed, 0.02 * sharpness))
     ids = None if ids is None else jnp.asarray(ids, jnp.int32)
     if "output" in params:
         params["output"] = {"head": target.head if ids is None else target.head[ids]}

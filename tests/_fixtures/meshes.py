@@ -1,4 +1,4 @@
-"""Makes meshes, and the calls that are run on them."""
+"""Meshes, and calls that run on them."""
 
 import functools
 

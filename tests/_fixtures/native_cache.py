@@ -1,17 +1,17 @@
-"""Processes that load a compiled library, which may end as a damaged one ends them: by a signal.
+"""Processes that load a compiled library; a damaged one may end them by a signal.
 
-Nothing here imports JAX, so that a process starts in no time and may fork.
+Nothing here imports JAX, so that a process starts quickly and may fork.
 """
 
 import ctypes
 import json
+import logging
 import os
 import pathlib
 import subprocess
 import sys
 
-from jaxspec.ops.native.compiler import NoCompilerError, run_compiler
-from jaxspec.ops.native.library import load
+from jaxspec.ops.native.library import NoCompilerError, load, run_compiler
 from tests._fixtures.processes import ROOT
 
 KEY, SYMBOLS = "key", ("JaxspecProduct", "JaxspecAttention")
@@ -26,13 +26,13 @@ def compiler(path, text):
 
 
 def runs(folder):
-    """How often the compiler in a folder was run."""
+    """Returns how often the compiler in a folder was run."""
     path = folder / "runs"
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 def load_by(compiler_path, folder):
-    """Loads the library of a folder by that compiler."""
+    """Loads the library of a folder with that compiler."""
     return load(folder, KEY, SYMBOLS, lambda made: run_compiler([str(compiler_path), str(made)], made.parent))
 
 
@@ -43,16 +43,16 @@ def start(*words, **options):
 
 
 def load_all(folders):
-    """Loads the libraries in `native` of each folder by the `compiler` beside it, each in a process of its own.
+    """Loads the library in `native` of each folder with the `compiler` next to it, each in a separate process.
 
-    Returns of each the exit status, negative for a signal, and what it said.
+    Returns each one's exit status, negative for a signal, and its output.
     """
     with start("all", *folders) as process:
         return {pathlib.Path(name): tuple(found) for name, found in json.load(process.stdout).items()}
 
 
 def _obey_permissions():
-    """Starts this process anew without root's right to read and write whatever it likes."""
+    """Restarts this process without root's right to read and write everything."""
     if os.geteuid() == 0 and ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, _DAC_OVERRIDE) == 0:
         ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, _DAC_READ_SEARCH)
         os.execv(sys.executable, [sys.executable, "-m", "tests._fixtures.native_cache", "each", *sys.argv[2:]])
@@ -64,6 +64,7 @@ def _load_forked(folder):
     if pid == 0:
         os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
         sys.stderr = os.fdopen(2, "w", buffering=1)
+        logging.basicConfig(format="jaxspec: %(message)s")
         status = 1
         try:
             library = load_by(folder / "compiler", folder / "native")

@@ -1,4 +1,4 @@
-"""Where two runs part, and how near the two best candidates were there.
+"""Finds where two runs diverge, and how close the two best candidates were there.
 
 A pass over one token and a pass over five round differently, so that a tie within rounding may
 fall either way. Such places are counted and shown; any other difference is an error.

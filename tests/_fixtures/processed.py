@@ -1,4 +1,4 @@
-"""Processors beside their arithmetic over a whole text, in NumPy, and a target whose logits are a table of texts."""
+"""Processors with reference arithmetic over a whole text in NumPy, and a target whose logits are a table of texts."""
 
 import dataclasses
 import functools

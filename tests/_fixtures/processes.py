@@ -1,4 +1,4 @@
-"""Processes that a test starts side by side, and that never outlive it."""
+"""Concurrent processes of a test, which never outlive it."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def started(folder: pathlib.Path, count: int, words):
-    """Starts `python WORD...` so many times, where `words(coordinator, process)` are the words.
+    """Starts `python WORD...` `count` times, where `words(coordinator, process)` are the words.
 
     Standard error goes to `stderr-PROCESS` in the folder. All are killed in the end, and after `LONGEST` seconds.
     """

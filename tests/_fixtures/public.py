@@ -1,7 +1,9 @@
-"""The public rooms, and every public name in them."""
+"""The public namespaces, and every public name in them."""
 
+import ast
+import functools
 import importlib
-import inspect
+import pathlib
 
 ROOMS = (
     "",
@@ -13,16 +15,33 @@ ROOMS = (
     "draft_length",
     "heads",
     "contrib",
+    "bench",
+    "testing",
     "sharding",
     "training",
     "checkpoints",
     "families",
     "foreign",
+    "serving",
     "nn",
     "ops",
     "contrib.exit_head",
-    *(f"heads.{kind}" for kind in ("dflash", "eagle", "medusa", "tandem")),
+    *(f"heads.{kind}" for kind in ("dflash", "eagle", "medusa")),
+    "contrib.tandem",
 )
+
+
+@functools.cache
+def names_of(room):
+    """The names that a room's list gives; what was imported from below it is an attribute of the module too."""
+    path = pathlib.Path(importlib.import_module(f"jaxspec.{room}".rstrip(".")).__file__)
+    blocks = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.With)]
+    return frozenset(
+        alias.asname
+        for block in blocks
+        for node in block.body
+        for alias in node.names  # all of them are imports
+    )
 
 
 def public():
@@ -30,9 +49,9 @@ def public():
     found = {}
     for room in ROOMS:
         module = importlib.import_module(f"jaxspec.{room}".rstrip("."))
-        for name in dir(module):
+        for name in sorted(names_of(room)):
             value = getattr(module, name)
-            if name.startswith("_") or inspect.ismodule(value) or not callable(value):
+            if name.startswith("_") or not callable(value):
                 continue
             found.setdefault(id(value), (f"{room}.{name}".lstrip("."), value))
     return dict(found.values())

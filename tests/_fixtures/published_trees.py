@@ -1,4 +1,4 @@
-"""Holds the trees that other projects publish, as they publish them: a list of paths of ranks each."""
+"""Trees that other projects publish, in their form: each is a list of paths of ranks."""
 
 # FasterDecoding/Medusa, medusa/model/medusa_choices.py, `mc_sim_7b_63`; TensorRT-LLM passes the same list as
 # `--medusa_choices` in examples/medusa/README.md.

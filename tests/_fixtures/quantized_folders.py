@@ -37,7 +37,7 @@ def _scale(rng, *shape: int) -> np.ndarray:
 
 
 def _gptq(
-    rng, outputs: int, inputs: int, *, bits=4, group=16, v2=False, sym=False, index="in order"
+    rng, outputs: int, inputs: int, *, bits=4, group=16, v2=False, sym=False, index="in order", alone=False
 ) -> tuple[Arrays, np.ndarray]:
     groups = -(-inputs // group) if group > 0 else 1
     group_of = np.arange(inputs) // (group if group > 0 else inputs)
@@ -45,9 +45,12 @@ def _gptq(
         group_of = rng.permutation(group_of)
     values = rng.integers(0, 2**bits, (outputs, inputs))
     zero = np.full((outputs, groups), 2 ** (bits - 1)) if sym else rng.integers(0, 2**bits, (outputs, groups))
+    if not (sym or v2):  # as weights are, around their zeros
+        room = np.minimum(zero, 2**bits - 1 - zero)[:, group_of]
+        values = zero[:, group_of] + rng.integers(-room, room + 1)
     scale = _scale(rng, outputs, groups)
-    words = pack(zero.T, bits)
-    if not v2:  # whoever subtracts one from each does so in whole words, which borrow
+    words = pack((zero.T - (alone and 1)) % 2**bits, bits)
+    if not (v2 or alone):  # subtracts one from each in whole words, which borrow
         words = (words.view(np.uint32) - pack(np.ones((1, 32 // bits)), bits).view(np.uint32)[0, 0]).view(np.int32)
     tensors = {"qweight": pack(values, bits).T, "qzeros": words, "scales": scale.T}
     if index != "missing":
@@ -142,6 +145,7 @@ _FP8 = {"quant_method": "fp8", "weight_block_size": [8, 16]}
 # By name: `quantization_config`, and how a weight is written.
 LAYOUTS: dict[str, tuple[dict[str, Any], Writer]] = {
     "gptq": (_GPTQ, _gptq),
+    "gptq, each zero wrapped alone": (_GPTQ, _P(_gptq, alone=True)),
     "gptq, symmetric": (_GPTQ | {"sym": True}, _P(_gptq, sym=True)),
     "gptq, second version": (_GPTQ | {"checkpoint_format": "gptq_v2"}, _P(_gptq, v2=True)),
     "gptq, second version called first": (_GPTQ | {"sym": True}, _P(_gptq, sym=True, v2=True)),
@@ -222,7 +226,7 @@ def write(
       folder: the folder.
       layout: its layout.
       config: settings of `quantization_config` that are others.
-      whole: whether all of the model is there, and not just one quantized weight and one that is not.
+      whole: whether to store the whole model, rather than one quantized weight and one plain weight.
       **tensors: tensors that are others; `None` leaves one out.
     """
     stored, plain = model(layout, whole)

@@ -16,7 +16,7 @@ LENGTHS = (300, 256, 255, 0)
 
 
 def drawn(kind, *, dtype, fed, tree, pending=0, heads=2, group=3, width=16, seed=0):
-    """Queries, fed tokens and caches of three layers, with stale slots behind each row that are no numbers."""
+    """Returns queries, fed tokens and caches of three layers, with stale slots after each row (NaN in float caches)."""
     rng = np.random.default_rng(seed)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)  # noqa: E731
     batch, length = len(LENGTHS), jnp.asarray(LENGTHS, jnp.int32)

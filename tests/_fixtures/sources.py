@@ -1,4 +1,4 @@
-"""The files of the package, parsed: what the tests of the house's shape and words read."""
+"""The parsed files of the package, for the tests of its structure and wording."""
 
 import ast
 import functools
@@ -7,7 +7,7 @@ import pathlib
 import jaxspec
 
 ROOT = pathlib.Path(jaxspec.__file__).parent
-# In a wheel, `zoo` holds the models' folders, whose scripts are no part of the package.
+# In a wheel, `zoo` holds the models' folders, whose scripts are not part of the package.
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] != "zoo")
 
 
@@ -25,6 +25,6 @@ def parsed(path: pathlib.Path) -> ast.Module:
 
 
 def report(found, title="") -> None:
-    """Fails with all of what was found."""
+    """Fails with everything that was found."""
     lines = sorted(found)
     assert not lines, "\n".join([title, *lines])

@@ -6,7 +6,7 @@ ONE = np.float32(1)
 
 
 def common(text, end):
-    """How many tokens at the ends of two texts are the same."""
+    """Returns how many tokens at the ends of two texts are equal."""
     count = 0
     while count < min(len(text), len(end)) and text[-1 - count] == end[-1 - count]:
         count += 1

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.heads.tandem.head import TandemHead
-from jaxspec.heads.tandem.network import TandemConfig, TandemNetwork
+from jaxspec.contrib.tandem.head import TandemHead
+from jaxspec.contrib.tandem.network import TandemConfig, TandemNetwork
 from jaxspec.ops.rope import Rope
-from tests._fixtures import tiny
+from jaxspec.testing.random_models import random_params
 
 
 def random_head(target, *, ids=None, seed=0, scale=0.3, capture=(1, 0), layers=2, **options) -> TandemHead:
@@ -26,13 +26,13 @@ def random_head(target, *, ids=None, seed=0, scale=0.3, capture=(1, 0), layers=2
     )
     module = TandemNetwork(config)
     blank = TandemHead(module, {}, jnp.zeros(0, jnp.int32), target.vocab_size, capture)
-    init = lambda: module.init(jax.random.key(0), blank.init_cache(1, 1), method="everything")["params"]
-    params = tiny.random_params(jax.eval_shape(init), seed, scale)
+    init = lambda: module.init(jax.random.key(0), blank.init_cache(1, 0), method="everything")["params"]
+    params = random_params(jax.eval_shape(init), seed, scale)
     return TandemHead(module, params, jnp.asarray(ids, jnp.int32), target.vocab_size, capture)
 
 
 class Reference:
-    """The network of `jaxspec.heads.tandem.network` in float64: plain loops over heads and tokens."""
+    """The network of `jaxspec.contrib.tandem.network` in float64: plain loops over heads and tokens."""
 
     def __init__(self, head: TandemHead):
         self.config, self.ids, self.vocab_size = head.config, np.asarray(head.ids), head.vocab_size

@@ -1,5 +1,8 @@
 """Tokenizers of a few hundred tokens, and a model that recites a given text."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +11,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import jaxspec
 from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.testing.history_models import HistoryModel, history_model, nearby
 
 END = "<|end|>"
 VOCAB = 310
@@ -19,7 +24,7 @@ LINES = ["the sea is wide and the sea is deep", "hello world, hello there", "grÃ
 
 
 def byte_level(*, chat_template=TEMPLATE, bos=None) -> Tokenizer:
-    """Byte-level BPE; what it was not trained on takes a token a byte."""
+    """Returns a byte-level BPE tokenizer; unseen text takes one token per byte."""
     special = [END, "<|system|>", "<|user|>", "<|assistant|>"]
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -57,17 +62,35 @@ def _recite(follows, tokens):
 
 
 def recite_ids(ids: list[int]) -> jaxspec.Model:
-    """A model that says `ids[i + 1]` after position `i`, whatever it is given, and 0 after the last."""
+    """Returns a model that says `ids[i + 1]` after position `i`, for any input, and 0 after the last."""
     padded = np.zeros(128, np.int32)
     padded[: len(ids) - 1] = ids[1:]
     return jaxspec.from_function(_recite, jnp.asarray(padded), vocab_size=VOCAB)
 
 
 def reciter(tokenizer: Tokenizer, prompt: str, text: str) -> jaxspec.Model:
-    """A model that continues `prompt` with `text`, whatever else it is given, and then ends."""
+    """Returns a model that continues `prompt` with `text`, and then ends, for any other input too."""
     before = len(tokenizer.encode(prompt)) - 1
     end = tokenizer.eos_token_ids[0]
     follows = [end] * before + tokenizer.encode(text)
     padded = np.full(128, end, np.int32)
     padded[: len(follows)] = follows
     return jaxspec.from_function(_recite, jnp.asarray(padded), vocab_size=VOCAB)
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class HistoryTextModel(HistoryModel):
+    """The model without a network, with a tokenizer: programs of it compile in half the time."""
+
+    tokenizer: Tokenizer | None = dataclasses.field(metadata={"static": True})
+    context_length = 512
+    traits = property(lambda self: jaxspec.core.ModelTraits(tokenizer=self.tokenizer))
+
+
+@functools.cache
+def history_models() -> tuple[HistoryTextModel, HistoryTextModel]:
+    """A target with a byte-level tokenizer, and a draft that is nearly the target."""
+    base = history_model(0, vocab=VOCAB, scale=2.0)
+    target = HistoryTextModel(base.a, base.b, byte_level())
+    return target, nearby(target, 0.3)

@@ -1,11 +1,11 @@
-"""Token maps without tokenizers, and draft models that know what a target of another vocabulary would say."""
+"""Token maps without tokenizers, and draft models that approximate a target with another vocabulary."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.drafters.token_map import TokenMap
-from tests._fixtures import tiny
+from jaxspec.testing.history_models import HistoryModel
 
 
 def made(pieces: list[list[int]], shared: dict[int, int], start: list[int], draft_vocab_size: int) -> TokenMap:
@@ -17,7 +17,7 @@ def made(pieces: list[list[int]], shared: dict[int, int], start: list[int], draf
     return TokenMap(*(jnp.asarray(x, jnp.int32) for x in arrays), draft_vocab_size)
 
 
-def nearby(target: tiny.HistoryModel, shared: dict[int, int], vocab_size: int, amount=0.3, seed=1) -> tiny.HistoryModel:
+def nearby(target: HistoryModel, shared: dict[int, int], vocab_size: int, amount=0.3, seed=1) -> HistoryModel:
     """A model of another vocabulary that says of shared tokens nearly what the target says."""
     rng = np.random.default_rng(seed)
     own, others = np.array(list(shared)), np.array(list(shared.values()))

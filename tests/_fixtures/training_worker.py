@@ -1,4 +1,4 @@
-"""A run of training in a process of its own: `python -m tests._fixtures.training_worker OUT [WHEN]`.
+"""A training run in a separate process: `python -m tests._fixtures.training_worker OUT [WHEN]`.
 
 WHEN it kills itself, without a chance to clean up: before the batch of that number, or while it writes a `checkpoint`.
 """

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import jax
 
-from jaxspec.bench.hlo import Array, Program
+from jaxspec.compiled.hlo import Array, Program
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import packed_weights
 
-# Moves and views, such as of two int4 as one int8: what they are of is another instruction's array.
+# Moves and views, for example two int4 as one int8: their array is that of another instruction.
 _VIEWS = {"bitcast", "slice-start", "slice-done", "copy-start", "copy-done"}
 _BODIES = {"while": ("body", "condition"), "call": ("to_apply",), "async-start": ("calls",)}
 
@@ -17,8 +17,8 @@ _BODIES = {"while": ("body", "condition"), "call": ("to_apply",), "async-start":
 def widened(program: Program, computation: str, model: LanguageModel) -> set[tuple[str, str, tuple[int, ...]]]:
     """Returns name, dtype and shape of each array in a computation that is a weight, by its size, and is wider.
 
-    What an instruction yields is in memory, or is carried around a loop; what is inside a fusion is not. An array that
-    only happens to be as large is found too: choose sizes by which no other array is.
+    The result of an instruction is in memory, or is carried around a loop; values inside a fusion are not. An array
+    that only happens to be as large is found too: choose sizes that no other array has.
     """
     bits = {}
     for weight in packed_weights(model):

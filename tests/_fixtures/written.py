@@ -1,10 +1,10 @@
-"""Makes training data of texts that are there already."""
+"""Makes training data of existing texts."""
 
 import dataclasses
 
 import numpy as np
 
-from jaxspec.training.batching import Batch
+from jaxspec.training.dataset import Batch
 from tests._fixtures import tiny
 
 

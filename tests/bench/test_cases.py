@@ -1,10 +1,9 @@
-"""What `jaxspec bench` decodes with: a drafter at numbers of drafts, and at its own finding."""
+"""Cases of `jaxspec bench`: a drafter with fixed numbers of drafts, and with the one it finds."""
 
 import pytest
 
 import jaxspec
-from jaxspec.bench.cases import load_cases
-from jaxspec.bench.setting import Setting
+from jaxspec.bench.cases import Setting, load_cases
 from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.draft_length.base import Fixed
 from jaxspec.drafters.adapt import adapt

@@ -1,18 +1,21 @@
-"""The same round over and over: nothing of one round is left in the next."""
+"""Repeating a round: no state carries over to the next, and each round makes all its drafts."""
 
 import jax
 import numpy as np
+import pytest
 
 import jaxspec
-from jaxspec.bench.costs import repeat_round
+from jaxspec.bench import costs as costing
+from jaxspec.bench.costs import measure_costs, repeat_round
 from jaxspec.core.model import Cache
-from tests._fixtures import dflash as blocks
-from tests._fixtures import tiny
+from jaxspec.drafters.base import draft_length_of
+from tests._fixtures import dflash as blocks, tiny
 
 TARGET = tiny.transformer(0)
 DRAFTER = jaxspec.DFlashDrafter(blocks.random_head(TARGET), k=2)
 
 
+@pytest.mark.slow
 def test_every_round_begins_with_the_state_of_the_first():
     prompt = np.array([[1, 2, 3, 4, 1, 2]], np.int32)
     start = jaxspec.init(TARGET, DRAFTER, prompt, max_new_tokens=8)
@@ -27,3 +30,17 @@ def test_every_round_begins_with_the_state_of_the_first():
         np.testing.assert_array_equal(ours, first)
     np.testing.assert_array_equal(after.length, start.length)
     assert after.stats.rounds.tolist() == [3]
+
+
+@pytest.mark.slow
+def test_rounds_are_timed_with_all_drafts(monkeypatch):
+    repeat, drafted = costing.repeat_round, {}
+
+    def kept(target, drafter, verifier, state, *, count):
+        info = jaxspec.jit_step()(target, drafter, verifier, state)[1]
+        drafted.setdefault(str(getattr(draft_length_of(drafter), "count", None)), info.drafted.tolist())
+        return repeat(target, drafter, verifier, state, count=count)
+
+    monkeypatch.setattr(costing, "repeat_round", kept)
+    found = measure_costs(TARGET, jaxspec.NGramDrafter(k=2), (0, 2), batch=2, text=10, repeats=1)
+    assert len(found) == 2 and drafted == {"None": [0, 0], "0": [0, 0], "2": [2, 2]}

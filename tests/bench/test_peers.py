@@ -12,19 +12,15 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec
-from jaxspec.bench import comparison
-from jaxspec.bench.advice import peer_advice
-from jaxspec.bench.cases import PLAIN, Case
-from jaxspec.bench.comparison import FILE
+from jaxspec.bench.cases import PLAIN, Case, Setting
 from jaxspec.bench.measure import Measurement
-from jaxspec.bench.peers.completion import token_ids
-from jaxspec.bench.peers.panel import open_panel
-from jaxspec.bench.peers.table import PEERS
-from jaxspec.bench.peers.weights import Arrays
+from jaxspec.bench.peers import panel as peers_panel
+from jaxspec.bench.peers.engines import token_ids
+from jaxspec.bench.peers.panel import FILE, open_panel
+from jaxspec.bench.peers.table import PEERS, Arrays
 from jaxspec.bench.peers.worker import Loaded, Request, Worker
 from jaxspec.bench.questions import groups
-from jaxspec.bench.report import peer_tables
-from jaxspec.bench.setting import Setting
+from jaxspec.bench.report import peer_advice, peer_tables
 from jaxspec.bench.summary import ALL, against
 from jaxspec.bench.timing import Spread
 from jaxspec.drafters.base import NoDrafter
@@ -45,6 +41,7 @@ def panel():
         yield panel
 
 
+@pytest.mark.slow
 def test_a_worker_answers_and_its_own_words_are_no_answers(panel):
     assert panel.labels == ("fake plain", "fake lookup")
     answer = panel.ask("fake lookup", [1, 2, 3], 5, 0.0, jax.random.key(0))
@@ -67,7 +64,7 @@ def test_a_worker_that_fails_says_why(tmp_path):
 
 @pytest.mark.slow
 def test_a_worker_ends_in_the_middle_of_an_answer(tmp_path):
-    """Weights lie in a folder that goes after it: who stops a run does not wait for an answer."""
+    """Its weights lie in a folder that is removed after it: stopping a run does not wait for an answer."""
     (tmp_path / "weights").write_text("7 float32")
     os.mkfifo(tmp_path / "busy")
     worker = Worker(fake_peer.PEER.engine, dataclasses.replace(LOADED, model=str(tmp_path / "weights")))
@@ -141,22 +138,22 @@ def test_replies_without_every_token_are_refused():
 def test_who_reads_the_file_answers_with_it_and_all_with_its_numbers(monkeypatch, model, draft, against, found):
     for name, peer in (("fake", fake_peer.PEER), ("reader", fake_peer.READER), ("missing", fake_peer.MISSING)):
         monkeypatch.setitem(PEERS, name, peer)
-    monkeypatch.setattr(comparison, "locate", Path)
+    monkeypatch.setattr(peers_panel, "locate", Path)
     setting = Setting(model, ("ngram",), batches=(1, 8), against=against, against_draft=draft if against else None)
-    listed = comparison.comparisons(setting, TARGET)
+    listed = peers_panel.comparisons(setting, TARGET)
     paths = lambda files: files and (str(files.target), files.draft and str(files.draft))
     assert [(one.weights, list(one.peers), paths(one.files), one.batches) for one in listed] == found
     assert [one.loaded for one in listed] == [True, False][: len(found)]
     if against:
-        alone = comparison.comparisons(dataclasses.replace(setting, file_only=True), TARGET)
+        alone = peers_panel.comparisons(dataclasses.replace(setting, file_only=True), TARGET)
         assert alone == listed[:1]
 
 
 def test_packed_weights_stand_beside_no_others(monkeypatch):
-    """Nor does a peer that reads no file answer beside a model of other numbers than it has."""
+    """Nor is a peer that reads no file compared with a model whose numbers differ from its own."""
     monkeypatch.setitem(PEERS, "fake", fake_peer.PEER)
     packed = jaxspec.quantize_weights(TARGET)
-    listed = comparison.comparisons(Setting("folder", ("ngram",), against=("fake",)), packed)
+    listed = peers_panel.comparisons(Setting("folder", ("ngram",), against=("fake",)), packed)
     assert [(one.weights, list(one.peers)) for one in listed] == [(FILE, []), ("dequantized to float32", ["fake"])]
 
 

@@ -11,7 +11,6 @@ import pytest
 import sacrebleu
 
 import jaxspec
-from jaxspec.bench.advice import quality_advice
 from jaxspec.bench.quality import (
     Agreement,
     assess,
@@ -23,6 +22,7 @@ from jaxspec.bench.quality import (
     divergence,
     score_of,
 )
+from jaxspec.bench.report import quality_advice
 from jaxspec.training.prompts import Conversation, read_prompts
 from tests._fixtures import tiny
 

@@ -1,4 +1,4 @@
-"""Measuring speed: what is asked, what the clock covers, and what is counted."""
+"""Measuring speed: the questions, the time covered, and the counts."""
 
 import dataclasses
 
@@ -6,10 +6,9 @@ import jax
 import pytest
 
 from jaxspec.bench import timing
-from jaxspec.bench.cases import PLAIN, Case
+from jaxspec.bench.cases import PLAIN, Case, Setting
 from jaxspec.bench.measure import Measurement, peak_memory
 from jaxspec.bench.questions import TASKS, evenly, groups, is_asked, padded, prompt_of, read_questions, task_of
-from jaxspec.bench.setting import Setting
 from jaxspec.bench.summary import ALL, summarize
 from jaxspec.bench.timing import Spread
 from jaxspec.drafters.base import NoDrafter
@@ -19,7 +18,7 @@ from tests._fixtures.clock import Clock
 from tests._fixtures.evaluation import EVALUATION
 
 TARGET = dataclasses.replace(tiny.transformer(1, vocab=text_models.VOCAB), tokenizer=text_models.byte_level())
-# What a case drafts with does not matter to the clock, and one drafter is one program.
+# The clock does not depend on the drafter of a case, and a single drafter needs a single program.
 OTHER = "other, k=0"
 CASES = [Case(PLAIN, PLAIN, NoDrafter()), Case(OTHER, "other", NoDrafter())]
 QUESTIONS = [
@@ -110,6 +109,7 @@ def test_compilation_is_not_timed(compilations, monkeypatch):
             assert (repeat["prefill_seconds"], repeat["seconds"]) == (0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_speed_ups_are_taken_repeat_by_repeat(monkeypatch):
     # Of each repeat: the prompt and the whole, of plain decoding and of the other case.
     warm_up, first, second = [1000.0] * 4, [1.0, 5.0, 1.0, 3.0], [1.0, 9.0, 3.0, 11.0]

@@ -1,12 +1,11 @@
-"""Figures from records, and the words that are made of them."""
+"""Figures from records, and the text made from them."""
 
 import json
 
 import pytest
 
-from jaxspec.bench.advice import advice
 from jaxspec.bench.records import Results
-from jaxspec.bench.report import markdown, notes, tables
+from jaxspec.bench.report import advice, markdown, notes, tables
 from jaxspec.bench.summary import ALL, summarize
 from jaxspec.bench.timing import Spread
 
@@ -140,7 +139,7 @@ def test_a_gain_is_said_to_be_one():
 )
 def test_a_loss_is_said_with_what_to_change(records, said):
     ((faster, text),) = advice(summarize(records))
-    assert said in text and "--draft none" in text or said == "within the spread of the repeats" and said in text
+    assert said in text and "--drafter none" in text or said == "within the spread of the repeats" and said in text
     assert faster == ("FASTER" in text)
 
 

@@ -15,6 +15,7 @@ BENCHMARKS = {
     "int8": "int8.run",
     "products": "products.run",
     "verifiers": "verifiers.run",
+    "sampling": "sampling.run",
     "acceptance": "acceptance.run",
     "acceptance-over-k": "acceptance.run_over_k",
 }

@@ -48,13 +48,13 @@ FORMS = {
 }
 
 
-def logits(model, tokens: int, rows: int) -> None:
+def logits(model, tokens: int, pass_tokens: int) -> None:
     """Prints how many rows of logits differ by a bit."""
     files = sorted(Path(jaxspec.__file__).parent.rglob("*.py"))
     ids = model.tokenizer.encode("\n".join(path.read_text() for path in files[:60]))
     width = tokens // BATCH
     text = np.asarray(ids[: width * BATCH], np.int32).reshape(BATCH, width)
-    exact, empty = model.bit_exact(rows), lambda: exact.init_cache(BATCH, width + 64)
+    exact, empty = model.bit_exact(pass_tokens), lambda: exact.init_cache(BATCH, width + 64)
     alone = by_chains(passes(exact), empty(), text, [1] * width)
     lists = {
         f"chains of {count}": [count] * (width // count) + [width % count] * bool(width % count) for count in CHAINS
@@ -63,7 +63,7 @@ def logits(model, tokens: int, rows: int) -> None:
         bad = differing(by_chains(passes(exact), empty(), text, widths), alone)
         print(f"{name}: {bad} of {BATCH * width} rows of logits differ", flush=True)
     for nodes, depth in TREES:
-        if exact.rows is None or nodes < exact.rows:
+        if exact.pass_tokens is None or nodes < exact.pass_tokens:
             found = by_trees(passes(exact), empty(), text, nodes, depth)
             print(f"trees of {nodes} nodes: {differing(found, alone)} of {found[..., 0].size} differ", flush=True)
 
@@ -119,10 +119,10 @@ def tokens(model, exact, new: int, mesh: str | None, names: list[str] | None, po
                 f"{name}, {kind}: {sum(int((a.tokens != b.tokens).any(axis=1).sum()) for a, b in pairs)} of "
                 f"{len(prompts[0])} rows part, {sum(_differ(a, b) for a, b in pairs)} log-probabilities differ, of "
                 f"{sum(int(each.length.sum()) for each in plain)} tokens; "
-                f"{np.mean([each.stats.mean_acceptance_length() for each in found]):.2f} tokens a round",
+                f"{np.mean([each.stats.mean_acceptance_length for each in found]):.2f} tokens a round",
                 flush=True,
             )
-        if mesh is None and exact.rows is not None:
+        if mesh is None and exact.pass_tokens is not None:
             pairs = zip(
                 (scored(exact, *batch, each, policy) for batch, each in zip(batches, plain, strict=True)), plain
             )
@@ -146,12 +146,12 @@ def scored(exact, prompt, lengths, plain, policy) -> jaxspec.core.Scores:
     return jax.tree.map(lambda x: np.take_along_axis(x, at, axis=1), found)
 
 
-def costs(model, rows: int, turns: int) -> None:
+def costs(model, pass_tokens: int, turns: int) -> None:
     """Prints what plain steps and rounds take with agreement, over what they take without."""
     prompt = np.asarray(prompts_for(model)[0][:1, :40])
     drafter = jaxspec.NGramDrafter(k=4, min_ngram=1)
     runs = {}
-    for name, each in {"as it is": model, "bit exact": model.bit_exact(rows)}.items():
+    for name, each in {"as it is": model, "bit exact": model.bit_exact(pass_tokens)}.items():
         for kind, own in {"plain steps": None, "rounds of 4 drafts": drafter}.items():
             run = jax.jit(lambda model, own=own: jaxspec.generate(model, own, prompt, max_new_tokens=48))
             runs[name, kind] = lambda each=each, run=run: jax.block_until_ready(run(each))
@@ -177,8 +177,8 @@ def main() -> None:
     parser.add_argument("--form", choices=FORMS, default="xla bfloat16")
     parser.add_argument("--tokens", type=int, default=10_000)
     parser.add_argument("--new-tokens", type=int, default=160)
-    parser.add_argument("--rows", type=int, default=16)
-    parser.add_argument("--draft", nargs="*", help="of the drafters of `tokens`, these alone")
+    parser.add_argument("--pass-tokens", type=int, default=16)
+    parser.add_argument("--drafters", nargs="*", help="those of `tokens`, these alone")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="of `tokens`")
     parser.add_argument("--seed", type=int, default=0, help="of `tokens`, for other coupled text")
     parser.add_argument("--as-it-is", action="store_true", help="without bit_exact")
@@ -188,16 +188,17 @@ def main() -> None:
     if arguments.mesh is not None:
         jax.config.update("jax_num_cpu_devices", 8)
     show_machine()
-    print(f"{arguments.what}: {arguments.model}, {arguments.form}, rows={arguments.rows}, mesh {arguments.mesh}")
+    passes = f"pass_tokens={arguments.pass_tokens}"
+    print(f"{arguments.what}: {arguments.model}, {arguments.form}, {passes}, mesh {arguments.mesh}")
     model = FORMS[arguments.form](arguments.model)
     if arguments.what == "logits":
-        logits(model, arguments.tokens, arguments.rows)
+        logits(model, arguments.tokens, arguments.pass_tokens)
     elif arguments.what == "tokens":
-        exact = model if arguments.as_it_is else model.bit_exact(arguments.rows)
-        given = (arguments.new_tokens, arguments.mesh, arguments.draft, arguments.policies, arguments.seed)
+        exact = model if arguments.as_it_is else model.bit_exact(arguments.pass_tokens)
+        given = (arguments.new_tokens, arguments.mesh, arguments.drafters, arguments.policies, arguments.seed)
         tokens(model, exact, *given)
     else:
-        costs(model, arguments.rows, arguments.turns)
+        costs(model, arguments.pass_tokens, arguments.turns)
 
 
 if __name__ == "__main__":

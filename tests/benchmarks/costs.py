@@ -8,6 +8,7 @@ from jaxspec.bench.costs import LENGTHS, measure_costs
 from jaxspec.bench.timing import interleave
 from jaxspec.checkpoints.load import load
 from jaxspec.draft_length.adaptive import Adaptive
+from jaxspec.drafters.adapt import with_length
 from tests.benchmarks.workload import chat_prompt, first_layers, show, show_machine, show_ratio
 
 NEW_TOKENS = 128
@@ -25,7 +26,7 @@ def run(model_name: str, repeats: int) -> None:
     for name, drafter in drafters.items():
         costs = measure_costs(target, drafter, repeats=repeats)
         show(f"{name}: costs at {LENGTHS}", str(costs))
-        adaptive = drafter.with_length(Adaptive(costs, LENGTHS))
+        adaptive = with_length(drafter, Adaptive(costs, LENGTHS))
         models = {"plain": None, "k=4": drafter, "adaptive": adaptive}
         cases = {
             case: functools.partial(jaxspec.generate, target, drafter, prompt, max_new_tokens=NEW_TOKENS)

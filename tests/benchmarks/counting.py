@@ -90,7 +90,7 @@ def _batches(prompts: dict[int, list[int]], batch: int) -> Iterator[list[int]]:
 
 def _generate(target, drafter: Drafter, prompts: list[list[int]], batch: int, policy: Policy, new_tokens: int, key):
     """Answers one batch of `batch` rows; those without a prompt emit nothing."""
-    contexts = [length for length in (target.context_length, drafter.context_length) if length is not None]
+    contexts = [length for length in (target.context_length, drafter.info.context_length) if length is not None]
     tokens, length = padded(prompts, batch, min(contexts) - new_tokens if contexts else None)
     budget = np.where(np.arange(batch) < len(prompts), new_tokens, 0).astype(np.int32)
     result = jaxspec.generate(

@@ -13,10 +13,10 @@ from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
 from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.heads.dflash.tree import DFlashTreeDrafter
-from jaxspec.heads.medusa.drafter import MedusaDrafter
-from jaxspec.named import drafter_of, has_weights, load_drafter, load_head
+from jaxspec.heads.medusa.head import MedusaDrafter
 from jaxspec.nn.convert import native_like
 from jaxspec.nn.language_model import LanguageModel
+from jaxspec.text.names import drafter_of, has_weights, load_drafter, load_head
 
 K = 4
 # Loaded when its turn comes: a model may be large.

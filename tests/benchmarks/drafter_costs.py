@@ -15,7 +15,7 @@ from jaxspec.bench.timing import interleave
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.nn.language_model import LanguageModel
 
-# Rounds that follow each other, after so many tokens of each prompt's answer.
+# Consecutive rounds, after this number of tokens of each prompt's answer.
 ROUNDS, ANSWERED = 16, 64
 
 
@@ -75,7 +75,7 @@ def time_rounds(
     Returns:
       Seconds of each turn: "plain", "round" and "verify".
     """
-    contexts = [length for length in (target.context_length, drafter.context_length) if length is not None]
+    contexts = [length for length in (target.context_length, drafter.info.context_length) if length is not None]
     room = min(contexts) - ROUNDS * (drafter.max_drafts + 1) if contexts else None
     # The text's meaning does not matter here: a long one is cut where there is no room for more.
     tokens, length = padded([prompt[:room]], 1, room)

@@ -38,7 +38,7 @@ def costs_markdown(found: Found, costs: Mapping[str, Mapping[str, Any]], measure
     """Returns a table of what drafters cost and gain at temperature 0, in the order of `costs`.
 
     Args:
-      found: as of `markdown`, greedy rows among them.
+      found: the results, as in `markdown`, greedy rows among them.
       costs: a `DrafterCost` as a dictionary, by the drafter's name; rows are made of these.
       measured: speed-ups of whole answers without their prompts' time, by name; `None` where they were too short.
     """

@@ -17,10 +17,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxspec.bench.cases import PLAIN, Case
-from jaxspec.bench.plan.plan import check
+from jaxspec.bench.cases import PLAIN, Case, Setting, policy_at
+from jaxspec.bench.plan import measure_cases
 from jaxspec.bench.questions import evenly, read_questions
-from jaxspec.bench.setting import Setting, policy_at
+from jaxspec.bench.summary import ALL
 from jaxspec.checkpoints.load import load
 from jaxspec.drafters.base import NoDrafter
 from jaxspec.nn.convert import kernels_of, native_if_possible
@@ -33,7 +33,7 @@ from tests.benchmarks.drafter_tables import costs_markdown, greedy, markdown, to
 from tests.benchmarks.source_text import after_source, source_questions
 from tests.benchmarks.workload import PROMPT, show, show_machine
 
-# Rounds are timed on so many questions of middling length; one long text is enough.
+# The number of questions, of medium length, that rounds are timed on; one long text is enough.
 _TIMED = 2
 
 
@@ -123,8 +123,9 @@ def measure(results: Results, target: LanguageModel, cases: Cases, questions: li
         if name not in results.measured:
             jax.clear_caches()
             setting = Setting(options.model, (name,), max_new_tokens=options.max_new_tokens, repeats=2)
-            found = check(target, plain, Case(name, name, make()), questions, setting)
-            results.measured[name] = None if found.decode_speedup is None else found.decode_speedup.median
+            summaries = measure_cases(target, [plain, Case(name, name, make())], questions, setting)
+            found = next(one.decode_speedup for one in summaries if one.task == ALL and one.case == name)
+            results.measured[name] = None if found is None else found.median
             results.write()
         gain = results.measured[name]
         show(f"{name}: measured speed-up", "answers are too short to time" if gain is None else f"{gain:.3f}")
@@ -190,7 +191,7 @@ def run(options: argparse.Namespace) -> None:
     questions = _asked(options, target)
     results = Results(options.out if counts else None, _setting(options, target, questions))
     native = native_if_possible(target)
-    cases = choose_cases(options.model, native, options.drafters, options.draft, options.dtype)
+    cases = choose_cases(options.model, native, options.drafters, options.drafter, options.dtype)
     results.renew({name: weights_of(options.model, name) for name in cases})
     if counts:
         count(results, native, cases, questions, options)
@@ -210,17 +211,17 @@ def parser() -> argparse.ArgumentParser:
     """Returns the command's options."""
     found = argparse.ArgumentParser(prog="python -m tests.benchmarks.drafters", description=__doc__)
     found.add_argument("--questions", help="JSON lines with turns and category; or built-in, code or source")
-    found.add_argument("--context", type=int, help="put source text before each question: so many tokens in all")
+    found.add_argument("--context", type=int, help="put source text before each question, to this many tokens in all")
     found.add_argument("--batch", type=int, default=BATCH, help="questions that are counted together")
     found.add_argument("--model", default="smollm2-135m-instruct", help="a model of the zoo")
     found.add_argument("--dtype", help="of weights and activations; left out, float32 on a CPU, else bfloat16")
     found.add_argument("--drafters", nargs="*", default=[], help="some that ship, by the names in the table")
-    found.add_argument("--draft", action="append", default=[], help="another one, as of jaxspec generate; repeatable")
+    found.add_argument("--drafter", action="append", default=[], help="another one, as in jaxspec generate; repeatable")
     found.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0], help="0 is greedy")
     found.add_argument("--count", type=int, help="this many questions, evenly over the file")
     found.add_argument("--max-new-tokens", type=int, default=128, help="of one answer")
     found.add_argument("--costs", action="store_true", help="time rounds too")
-    found.add_argument("--measure", type=int, help="time answers to so many of the questions as well")
+    found.add_argument("--measure", type=int, help="number of questions to time answers to as well")
     found.add_argument(
         "--out", type=pathlib.Path, default=pathlib.Path("drafters.json"), help="results of --questions so far"
     )

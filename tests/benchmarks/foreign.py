@@ -21,7 +21,7 @@ import numpy as np
 
 import jaxspec
 from jaxspec.bench.questions import evenly, prompt_of, read_questions
-from jaxspec.checkpoints.export import export_folder
+from jaxspec.checkpoints.huggingface import export_folder
 from tests.benchmarks.workload import show_machine
 
 MODEL = "qwen2.5-coder-0.5b-instruct"
@@ -58,8 +58,7 @@ class Ids:
 
 def tunix_model(model):
     """The same weights in tunix's own class, by its own reader."""
-    from tunix.models.qwen2 import model as qwen2
-    from tunix.models.qwen2 import params
+    from tunix.models.qwen2 import model as qwen2, params
 
     with tempfile.TemporaryDirectory() as folder:
         path = export_folder(model, Path(folder), "float32")

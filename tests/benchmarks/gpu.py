@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.bench.timing import interleave
-from jaxspec.cli.compilation import enable_compilation_cache
+from jaxspec.io.cache import enable_compilation_cache
 from tests.benchmarks import gpu_kernels, gpu_plot
 from tests.benchmarks.gpu_cases import PLAIN, Case, Setup, program, setup
 from tests.benchmarks.workload import show, show_machine
@@ -87,7 +87,7 @@ def measure(run: Callable[[int], Any], made: Setup, case: Case, bandwidth: float
         "milliseconds_a_round": 1e3 * seconds,
         # Of all rows: the call ends with its slowest row.
         "tokens_a_round": case.batch * LONG / rounds["long"],
-        "mean_acceptance_length": float(samples.results["long"].stats.mean_acceptance_length()),
+        "mean_acceptance_length": float(samples.results["long"].stats.mean_acceptance_length),
         # Of a round, drafting reads more than the target's weights.
         "share_of_bandwidth": read / seconds / bandwidth if case.drafter == PLAIN else None,
         "seconds": samples.seconds,
@@ -172,7 +172,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--model", action="append", help=f"of the zoo, or of shapes alone; by default {MODELS}")
     found.add_argument("--out", type=pathlib.Path, required=True, help="folder of the JSON files and the plot")
     found.add_argument("--dtype", default="bfloat16", help="of weights and activations")
-    found.add_argument("--layers", type=int, help="make so many layers of a model of shapes; by default all")
+    found.add_argument("--layers", type=int, help="number of layers to make of a model of shapes; by default all")
     found.add_argument("--budget", type=float, default=600, help="seconds for each model, compilation included")
     found.add_argument("--repeats", type=int, default=3, help="turns that count")
     found.add_argument("--copy-bytes", type=int, default=2**31, help="size of the array that is copied")

@@ -12,18 +12,19 @@ import numpy as np
 from jax import Array
 
 import jaxspec
+from jaxspec.bench.synthetic import SyntheticVerifier
 from jaxspec.checkpoints.load import load
 from jaxspec.checkpoints.params import abstract_model
 from jaxspec.draft_length.costs import read_bytes
 from jaxspec.drafters.base import Drafter
-from jaxspec.families.shapes import SHAPES, shape
-from jaxspec.named import load_drafter
+from jaxspec.families.table import SHAPES, shape
 from jaxspec.nn.language_model import LanguageModel
+from jaxspec.text.names import load_drafter
 from jaxspec.verifiers.base import Verifier
 from tests.benchmarks.workload import chat_prompts
 
 PLAIN, K = "plain", 4
-# Random weights never agree with each other: drafts are accepted at this rate, whatever the models say.
+# Random weights never agree with each other: drafts are accepted at this rate, for any models.
 ACCEPTANCE = 0.6
 # Of a model of shapes alone, what drafts for it.
 DRAFT_OF = {"llama-3.1-8b": "llama-3.2-1b", "smollm2-135m": "smollm2-135m"}
@@ -84,7 +85,7 @@ def setup(name: str, dtype: str = "bfloat16", layers: int | None = None) -> Setu
     Args:
       name: the model's.
       dtype: of weights and activations.
-      layers: of a model of shapes, how many to make; its draft keeps the same part of its own.
+      layers: number of layers to make of a model of shapes; its draft keeps the same fraction.
     """
     if name in SHAPES:
         target, draft = random_model(name, dtype, layers, 0), DRAFT_OF[name]
@@ -93,7 +94,7 @@ def setup(name: str, dtype: str = "bfloat16", layers: int | None = None) -> Setu
         prompts = np.random.default_rng(0).integers(0, target.vocab_size, size=(max(BATCHES), PROMPT))
         lengths = np.full(max(BATCHES), PROMPT, np.int32)
         drafters = {PLAIN: None, f"draft model {draft}": jaxspec.ModelDrafter(small, k=K)}
-        verifier = jaxspec.verifiers.SyntheticVerifier((ACCEPTANCE,))
+        verifier = SyntheticVerifier((ACCEPTANCE,))
         return Setup(name, target, drafters, verifier, prompts.astype(np.int32), lengths)
     target = load(name, dtype=dtype)
     eagle = load_drafter("eagle", target, target_name=name, k=K)

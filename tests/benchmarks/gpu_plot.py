@@ -9,7 +9,7 @@ _STYLE |= {"font.size": 8, "legend.frameon": False}
 
 
 def plot(folder: pathlib.Path) -> pathlib.Path | None:
-    """Draws every `gpu-*.json` of a folder beside each other, as its `gpu.svg`: tokens a second of each row.
+    """Draws every `gpu-*.json` of a folder side by side, as its `gpu.svg`: tokens a second of each row.
 
     Bars of plain decoding carry the share of the bandwidth that they reach, others the time of a round in plain steps.
 

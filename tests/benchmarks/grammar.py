@@ -105,12 +105,12 @@ def answers(decoders, schemas, tokens):
         except TableTooLargeError:
             states = None
         for temperature in (0, 1):
-            for draft, decoder in decoders.items():
+            for drafter, decoder in decoders.items():
                 options = {"temperature": temperature, "top_p": None, "seed": 1, "max_new_tokens": tokens}
                 result = decoder.chat(ask, schema=schema, **options)
                 free = decoder.chat(ask, **options | {"max_new_tokens": 64})
                 ended = result.stop_reason == "stop token"
-                line = {"schema": name, "bytes": size, "states": states, "temperature": temperature, "draft": draft}
+                line = {"schema": name, "bytes": size, "states": states, "temperature": temperature, "drafter": drafter}
                 line |= {
                     "ended": ended,
                     "valid": _valid(result.text, schema) if ended else _begins(result, schema, target),
@@ -165,7 +165,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--count", type=int, default=30)
-    parser.add_argument("--first", type=int, default=0, help="leave out so many of the smallest")
+    parser.add_argument("--first", type=int, default=0, help="number of the smallest to leave out")
     parser.add_argument("--only", nargs="+", help="names of those to keep")
     parser.add_argument("--largest", type=int, default=6000, help="bytes of a schema")
     parser.add_argument("--tokens", type=int, default=600)
@@ -173,12 +173,12 @@ def main():
         "--bounded", action="store_true", help="texts of 40 characters, lists and objects of 3, at most"
     )
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--drafts", nargs="+", default=["auto", "ngram"])
+    parser.add_argument("--drafters", nargs="+", default=["auto", "ngram"])
     parser.add_argument("--out", type=pathlib.Path)
     args = parser.parse_args()
-    decoders = {draft: jaxspec.SpeculativeDecoder(args.model, draft) for draft in args.drafts}
+    decoders = {name: jaxspec.SpeculativeDecoder(args.model, name) for name in args.drafters}
     first = next(iter(decoders.values()))
-    decoders["plain"] = jaxspec.SpeculativeDecoder(first.target)
+    decoders["plain"] = jaxspec.SpeculativeDecoder(first.target, None)
     found = {name: costs(decoder, args.repeats, 200) for name, decoder in decoders.items() if args.repeats}
     schemas = published(args.count, args.largest)[args.first :]
     schemas = [(name, bounded(schema)) for name, schema in schemas] if args.bounded else schemas
@@ -192,11 +192,13 @@ def main():
     print(f"{len(ended)} of {len(lines)} answers ended; valid: {sum(line['valid'] is True for line in ended)}")
     cut = [line for line in lines if not line["ended"]]
     print(f"{len(cut)} were cut; beginnings of valid ones: {sum(line['valid'] is True for line in cut)}")
-    for draft in args.drafts:
-        own = [line for line in lines if line["draft"] == draft]
+    for drafter in args.drafters:
+        own = [line for line in lines if line["drafter"] == drafter]
         ratio = statistics.median(line["a round"] / line["a round, free"] for line in own)
         mean = statistics.mean(line["a round"] for line in own), statistics.mean(line["a round, free"] for line in own)
-        print(f"{draft}: {mean[0]:.2f} tokens a round under a schema, {mean[1]:.2f} free, the median ratio {ratio:.2f}")
+        print(
+            f"{drafter}: {mean[0]:.2f} tokens a round under a schema, {mean[1]:.2f} free, the median ratio {ratio:.2f}"
+        )
 
 
 if __name__ == "__main__":

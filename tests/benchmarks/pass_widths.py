@@ -1,7 +1,7 @@
 """Compiles passes of several tokens for TPUs: `python -m tests.benchmarks.pass_widths`.
 
-Prints what a plain step moves whose passes are filled up to some rows (`jaxspec.nn.bit_exact`), or a round that
-verifies a chain of so many nodes (`--nodes`: the last committed token and drafts that were copied, drawn from at
+Prints what a plain step moves whose passes are filled up to some tokens (`jaxspec.nn.bit_exact`), or a round that
+verifies a chain of `--nodes` nodes (the last committed token and drafts that were copied, drawn from at
 temperature 1), what the compiler charges it, and its bracket, over a plain step by the first of `--kernels`. Programs
 of two and of four layers are compiled, and what a layer adds is taken as often as the model has layers: at full depth
 each takes minutes.
@@ -12,10 +12,10 @@ import dataclasses
 import tempfile
 from pathlib import Path
 
-from jaxspec.bench.ahead_of_time import Case, compile_case
-from jaxspec.bench.compiled.cache_kernels import NAMES
-from jaxspec.bench.tpu import between, costs
-from jaxspec.families.shapes import SHAPES
+from jaxspec.compiled.ahead_of_time import KERNELS, Case, compile_case
+from jaxspec.compiled.tpu import between, costs
+from jaxspec.families.table import SHAPES
+from tests.benchmarks import machine_code
 from tests.benchmarks.same_pass import shortened
 
 FEW, MANY = 2, 4
@@ -43,7 +43,8 @@ def step(model: str, case: Case) -> Step:
     for layers in (FEW, MANY):
         with tempfile.TemporaryDirectory() as folder:
             own = dataclasses.replace(case, model=shortened(model, layers, Path(folder)))
-            cost = costs(own, compile_case(own))
+            machine_code.collect()
+            cost = costs(own, compile_case(own), read_code=machine_code.read_code)
         found.append((cost.bytes, cost.cycles, cost.low, cost.high))
     more = (SHAPES[model]["num_hidden_layers"] - FEW) / (MANY - FEW)
     return Step(*(few + (many - few) * more for few, many in zip(*found, strict=True)))
@@ -52,10 +53,11 @@ def step(model: str, case: Case) -> Step:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pass_widths", description=__doc__)
     parser.add_argument("--topologies", nargs="+", choices=PLACES, default=list(PLACES))
-    parser.add_argument("--rows", nargs="*", type=int, default=[8, 16])
+    parser.add_argument("--pass-tokens", nargs="*", type=int, default=[8, 16])
     parser.add_argument("--nodes", nargs="*", type=int, default=[])
-    parser.add_argument("--kernels", nargs="+", choices=NAMES[1:], default=list(NAMES[1:]))
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS[1:], default=list(KERNELS[1:]))
     options = parser.parse_args()
+    machine_code.ask_for_it()
     print("| model, topology | kernels, pass | GB | million cycles charged | bracket, ms | over one token's |")
     print("|---|---|---|---|---|---|")
     for topology in options.topologies:
@@ -63,9 +65,9 @@ def main() -> None:
         one = None
         for kernels in options.kernels:
             plain = Case(model, "none", topology, 0, devices=devices, kernels=kernels)
-            wide = {f"{rows} rows": dataclasses.replace(plain, rows=rows) for rows in options.rows}
+            wide = {f"{count} tokens": dataclasses.replace(plain, pass_tokens=count) for count in options.pass_tokens}
             for nodes in options.nodes:
-                wide[f"{nodes} nodes"] = dataclasses.replace(plain, draft="ngram", k=nodes - 1)
+                wide[f"{nodes} nodes"] = dataclasses.replace(plain, drafter="ngram", k=nodes - 1)
             for name, case in ({"one token": plain} | wide).items():
                 own = step(model, case)
                 one = one or own

@@ -3,13 +3,12 @@
 import importlib.util
 
 import jaxspec
-from jaxspec.bench.plan.roofline import PROBE_BYTES, bandwidth_probe
 from jaxspec.bench.timing import interleave
 from jaxspec.checkpoints import zoo
 from jaxspec.checkpoints.load import load
 from jaxspec.draft_length.costs import read_bytes
 from jaxspec.nn.language_model import LanguageModel
-from tests.benchmarks.workload import chat_prompt, show, show_machine, show_ratio
+from tests.benchmarks.workload import PROBE_BYTES, bandwidth_probe, chat_prompt, show, show_machine, show_ratio
 
 NEW_TOKENS = 128
 

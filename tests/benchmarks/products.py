@@ -1,18 +1,17 @@
-"""Times passes over several tokens beside one over a single token, by kernel and precision of the weights."""
+"""Times passes over several tokens against one over a single token, by kernel and precision of the weights."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 
-from jaxspec.bench.plan.roofline import PROBE_BYTES, bandwidth_probe
 from jaxspec.bench.timing import interleave
 from jaxspec.checkpoints.load import load
 from jaxspec.draft_length.costs import read_bytes
 from jaxspec.nn.convert import native_kernels
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.native.build import NoCompilerError
-from tests.benchmarks.workload import filled_cache, show, show_machine
+from tests.benchmarks.workload import PROBE_BYTES, bandwidth_probe, filled_cache, show, show_machine
 
 COUNTS = (1, 2, 3, 5, 8, 16)
 _CAPACITY, _USED = 512, 150

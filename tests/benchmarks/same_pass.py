@@ -13,10 +13,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxspec.bench.ahead_of_time import Case, compile_case
-from jaxspec.bench.hlo import Array, Program
-from jaxspec.bench.tpu import round_of, trips
-from jaxspec.families.shapes import SHAPES
+from jaxspec.compiled.ahead_of_time import Case, compile_case
+from jaxspec.compiled.hlo import Array, Program
+from jaxspec.compiled.round import round_of, trips
+from jaxspec.families.table import SHAPES
 
 _SUMS = ("dot", "convolution", "reduce", "reduce-window")
 _TILES = ("kernel_window_bounds", "input_window_bounds", "output_window_bounds")
@@ -73,7 +73,7 @@ def cut_otherwise(mine: Sums, theirs: Sums) -> list[Sum]:
 
 def compare(case: Case) -> tuple[Sums, Sums]:
     """Compiles a round and a plain step, and returns the sums of both."""
-    alone = dataclasses.replace(case, draft="none", k=0, draft_devices=None)
+    alone = dataclasses.replace(case, drafter="none", k=0, draft_devices=None)
     return sums_of(case, compile_case(case).text), sums_of(alone, compile_case(alone).text)
 
 
@@ -85,7 +85,7 @@ def shortened(model: str, layers: int, folder: Path) -> str:
 
 
 def lines(mine: Sums, theirs: Sums) -> Iterator[str]:
-    """Yields each sum with how it is cut in the round, and behind it in the plain step."""
+    """Yields each sum with how it is cut in the round, and then in the plain step."""
     for one in sorted(mine.keys() | theirs.keys(), key=repr):
         mark = "  " if one in mine and one in theirs else "r " if one in mine else "p "
         cut = "; ".join(str(sorted(each.get(one, ()), key=repr)) for each in (mine, theirs))
@@ -95,14 +95,14 @@ def lines(mine: Sums, theirs: Sums) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.same_pass", description=__doc__)
     parser.add_argument("--model", choices=SHAPES, default="llama-3.1-8b")
-    parser.add_argument("--draft", default="ngram")
+    parser.add_argument("--drafter", default="ngram")
     parser.add_argument("--topology", default="v5e:2x2")
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--pass-tokens", type=int, default=16)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = shortened(options.model, options.layers, Path(folder))
-        mine, theirs = compare(Case(path, options.draft, options.topology, rows=options.rows))
+        mine, theirs = compare(Case(path, options.drafter, options.topology, pass_tokens=options.pass_tokens))
     print(*lines(mine, theirs), sep="\n")
     parts = mine.keys() ^ theirs.keys()
     print(

@@ -16,9 +16,9 @@ from jaxspec.core.sampling import Greedy
 from jaxspec.draft_length.costs import read_bytes
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.model import ModelDrafter
-from jaxspec.named import drafter_of, load_head
 from jaxspec.nn.convert import kernels_of, native_kernels
 from jaxspec.nn.language_model import LanguageModel
+from jaxspec.text.names import drafter_of, load_head
 from tests.benchmarks.counting import ask
 from tests.benchmarks.drafter_costs import begun, measure_cost
 from tests.benchmarks.drafter_tables import total_of
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> None:
     show("kernels of the target", kernels_of(target))
     questions = [dataclasses.replace(one, turns=one.turns[:1]) for one in read_questions(options.questions)]
     questions = evenly(questions, options.count)
-    cases = head_cases(options.head, target) if options.head else model_cases(options.draft)
+    cases = head_cases(options.head, target) if options.head else model_cases(options.draft_model)
     prompts = None
     for name, make in cases.items():
         jax.clear_caches()
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _bytes(drafter: Drafter) -> int:
-    network = drafter.network
+    network = drafter.info.network
     return read_bytes(network) if isinstance(network, LanguageModel) else read_bytes(network.params)
 
 
@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--model", default="smollm2-135m-instruct", help="the target, a model of the zoo")
     which = found.add_mutually_exclusive_group(required=True)
     which.add_argument("--head", help="a head for the target, such as smollm2-135m-instruct/eagle")
-    which.add_argument("--draft", help="a draft model, of quantized weights")
+    which.add_argument("--draft-model", help="a draft model, of quantized weights")
     found.add_argument("--costs", action="store_true", help="time rounds too")
     found.add_argument("--repeats", type=int, default=5, help="of costs: turns that count")
     return found

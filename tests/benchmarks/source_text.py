@@ -78,5 +78,5 @@ def _fitted(tokenizer: Tokenizer, text: str, question: str, room: int) -> str:
             return said
         count -= excess
     raise ValueError(
-        f"a prompt of {room} tokens has no room for text beside the question; pass a longer context or fewer new tokens"
+        f"a prompt of {room} tokens has no room for text before the question; pass a longer context or fewer new tokens"
     )

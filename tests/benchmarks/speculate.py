@@ -4,9 +4,8 @@ import functools
 
 import jaxspec
 from jaxspec.bench.timing import interleave
-from jaxspec.checkpoints import zoo
 from jaxspec.checkpoints.load import load
-from jaxspec.named import load_drafter
+from jaxspec.text.names import drafter_name, load_drafter
 from tests.benchmarks.workload import chat_prompt, show, show_machine, show_ratio
 
 NEW_TOKENS = 128
@@ -28,7 +27,7 @@ def run(model_name: str, repeats: int) -> None:
     show_machine()
     model = load(model_name)
     drafters = {"n-gram": jaxspec.NGramDrafter(k=4)}
-    best = zoo.draft_name("auto", model_name)
+    best = drafter_name("auto", model_name)
     if best != "ngram":
         drafters[best] = load_drafter(best, model, k="fixed")
     for name, text in TEXTS.items():
@@ -37,7 +36,7 @@ def run(model_name: str, repeats: int) -> None:
             label: functools.partial(jaxspec.generate, model, drafter, prompt, max_new_tokens=NEW_TOKENS)
             for label, drafter in {"plain": None, **drafters}.items()
         }
-        lengths = {label: cases[label]().stats.mean_acceptance_length() for label in drafters}
+        lengths = {label: cases[label]().stats.mean_acceptance_length for label in drafters}
         samples = interleave(cases, repeats=repeats)
         speeds = ", ".join(f"{label} {NEW_TOKENS / samples.median(label):.1f}" for label in cases)
         show(f"{name}, tokens/s", speeds)

@@ -1,4 +1,4 @@
-"""Times a GGUF file as it is beside llama.cpp: decoding, passes over several tokens, prompts, memory.
+"""Times a GGUF file, as stored, against llama.cpp: decoding, passes over several tokens, prompts, memory.
 
     python -m tests.benchmarks.stored --model smollm2-135m-instruct --llama-bench PATH
 
@@ -24,14 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxspec
-from jaxspec.bench.plan.roofline import PROBE_BYTES, bandwidth_probe
 from jaxspec.bench.questions import read_questions
 from jaxspec.checkpoints.load import locate
 from jaxspec.draft_length.costs import read_bytes
 from jaxspec.nn.convert import kernels_of
 from jaxspec.nn.language_model import LanguageModel
 from tests.benchmarks.int8 import quality
-from tests.benchmarks.workload import chat_prompt, filled_cache, show, show_machine
+from tests.benchmarks.workload import PROBE_BYTES, bandwidth_probe, chat_prompt, filled_cache, show, show_machine
 
 COUNTS = (1, 2, 3, 5, 8)
 _CAPACITY, _USED, _NEW, _PROMPT, _PIECES = 1024, 150, 64, 512, 12
@@ -64,7 +63,7 @@ def own_runs(model: LanguageModel):
     cache = filled_cache(model, _CAPACITY, _USED)
     for count in COUNTS:
         runs[f"pass of {count}"] = (functools.partial(forward, model, jnp.ones((1, count), jnp.int32), cache), count)
-    # Of a prompt only the last logits are of use, as of llama.cpp's.
+    # Only the last logits of a prompt are computed, as in llama.cpp.
     last = jax.jit(lambda model, tokens: jaxspec.init(model, None, tokens, max_new_tokens=1))
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 1000, (1, _PROMPT)), jnp.int32)
     runs["prompt"] = (functools.partial(last, model, tokens), _PROMPT)
@@ -107,7 +106,7 @@ def turns(model: LanguageModel, file: Path, program: str | None, threads: list[i
 
 
 def show_quality(name: str, questions: str, pieces: int) -> None:
-    """Prints what rounded activations do: perplexity beside float32's, and how often the top-1 token is the same."""
+    """Prints the effect of rounded activations: perplexity next to float32's, and how often the top-1 token agrees."""
     stored, plain = jaxspec.load(name, weights="stored"), jaxspec.load(name, weights="dequantized")
     text = "\n".join(turn for question in read_questions(questions) for turn in question.turns)
     tokens = jnp.asarray(plain.tokenizer.encode(text)[: pieces * _PROMPT], jnp.int32).reshape(-1, _PROMPT)

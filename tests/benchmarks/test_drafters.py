@@ -138,7 +138,8 @@ def test_everything_is_counted_and_timed_with_native_products(tiny_model, monkey
     monkeypatch.setattr(drafters, "ask", note({"qa": Counts(1, 2, 4, 1)}))
     monkeypatch.setattr(drafters, "begun", note([1]))
     monkeypatch.setattr(drafters, "measure_cost", note(cost))
-    monkeypatch.setattr(drafters, "check", note(types.SimpleNamespace(decode_speedup=None)))
+    one = types.SimpleNamespace(task="all", case="n-gram", decode_speedup=None)
+    monkeypatch.setattr(drafters, "measure_cases", note([one]))
     _run(*_words(tiny_model, "--measure", 1))
     assert len(used) >= 4 and all(target is native for target in used)
 
@@ -153,7 +154,7 @@ def test_a_run_is_kept_and_goes_on(tiny_model, capsys, monkeypatch):
     monkeypatch.setattr(drafters, "ask", ask)
     monkeypatch.setattr(drafters, "begun", lambda target, prompt: prompt)
     monkeypatch.setattr(drafters, "measure_cost", lambda *_, **__: DrafterCost(4, 1.25, 1.0, 2.0, 0.2))
-    _run(*_words(tiny_model, "--max-new-tokens", 8, "--draft", "suffix"))
+    _run(*_words(tiny_model, "--max-new-tokens", 8, "--drafter", "suffix"))
     assert calls == [(name, 2, jaxspec.Greedy(), 8, 2) for name in ("NGramDrafter", "SuffixDrafter")]
     kept = json.loads((tiny_model / "out.json").read_text())
     assert list(kept["found"]) == ["n-gram, temperature 0", "suffix, temperature 0"]
@@ -164,13 +165,14 @@ def test_a_run_is_kept_and_goes_on(tiny_model, capsys, monkeypatch):
     gains = iter((types.SimpleNamespace(median=0.75), None))
     checked = []
 
-    def check(target, plain, case, questions, setting):
+    def measure_cases(target, cases, questions, setting):
+        _, case = cases
         run = (setting.max_new_tokens, *setting.batches, *setting.temperatures)
         checked.append((case.name, case.drafter.max_drafts, len(questions), *run))
-        return types.SimpleNamespace(decode_speedup=next(gains))
+        return [types.SimpleNamespace(task="all", case=case.label, decode_speedup=next(gains))]
 
-    monkeypatch.setattr(drafters, "check", check)
-    _run(*_words(tiny_model, "--max-new-tokens", 8, "--measure", 1, "--draft", "suffix"))
+    monkeypatch.setattr(drafters, "measure_cases", measure_cases)
+    _run(*_words(tiny_model, "--max-new-tokens", 8, "--measure", 1, "--drafter", "suffix"))
     assert [one[2:] for one in checked] == [(1, 8, 1, 0.0)] * 2 and checked[0][:2] == ("n-gram", 4)
     assert row.replace("|  |", "| **0.75** |") in capsys.readouterr().out
     assert json.loads((tiny_model / "out.json").read_text())["measured"] == {"n-gram": 0.75, "suffix": None}
@@ -180,7 +182,7 @@ def test_a_run_is_kept_and_goes_on(tiny_model, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_behind_source_text(tiny_model, capsys):
-    _run(*_words(tiny_model, "--max-new-tokens", 24, "--context", 300, "--draft", "sparse-cache"))
+    _run(*_words(tiny_model, "--max-new-tokens", 24, "--context", 300, "--drafter", "sparse-cache"))
     kept = json.loads((tiny_model / "out.json").read_text())
     for name in ("n-gram", "sparse-cache"):
         (total,) = [total_of(counts) for label, counts in kept["found"].items() if label.startswith(name)]

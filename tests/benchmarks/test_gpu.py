@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.bench.synthetic import SyntheticVerifier
 from jaxspec.bench.timing import Samples
 from tests._fixtures import tiny
 from tests.benchmarks import gpu, gpu_cases, gpu_kernels, gpu_plot
@@ -17,7 +18,7 @@ PROMPTS = np.random.default_rng(1).integers(0, MODEL.vocab_size, size=(8, gpu_ca
 
 
 def made(drafters):
-    verifier = jaxspec.verifiers.SyntheticVerifier((1.0,))
+    verifier = SyntheticVerifier((1.0,))
     return gpu_cases.Setup("tiny", MODEL, drafters, verifier, PROMPTS, np.full(8, gpu_cases.PROMPT, np.int32))
 
 
@@ -27,6 +28,7 @@ class Rounds:
     def __init__(self, rounds, emitted):
         self.rounds, self.emitted = np.full(2, rounds), emitted
 
+    @property
     def mean_acceptance_length(self):
         return self.emitted / self.rounds[0]
 
@@ -95,6 +97,7 @@ def test_a_cases_figures_are_all_of_the_same_tokens(monkeypatch):
     assert prompt == pytest.approx(4)
 
 
+@pytest.mark.slow
 def test_random_models_keep_the_same_part_of_their_layers(monkeypatch):
     small = dict(gpu_cases.SHAPES["smollm2-135m"], hidden_size=36, intermediate_size=64, vocab_size=97)
     monkeypatch.setitem(gpu_cases.SHAPES, "smollm2-135m", small)

@@ -1,4 +1,4 @@
-"""What is said of int8 models: a model against itself is the same; rounding moves it a little."""
+"""The report on int8 models: a model compared with itself does not differ; rounding moves it a little."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Questions behind source text: as long as one likes, with room for the answer."""
+"""Questions after source text: of any length, with room for the answer."""
 
 import dataclasses
 

@@ -4,9 +4,9 @@ import argparse
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from jaxspec.bench.ahead_of_time import Case
-from jaxspec.bench.compiled.placed import WEIGHTS
-from jaxspec.bench.tpu import Report, as_json, between, kinds, report
+from jaxspec.compiled.ahead_of_time import WEIGHTS, Case
+from jaxspec.compiled.tpu import Report, as_json, between, kinds, report
+from tests.benchmarks import machine_code
 
 _SMOL = Case("smollm2-135m", "ngram", devices=1)
 _8B, _70B = Case("llama-3.1-8b", "llama-3.2-1b"), Case("llama-3.3-70b", "llama-3.1-8b")
@@ -32,7 +32,7 @@ CASES = {
     ),
 }
 _COLUMNS = (
-    "target, draft",
+    "target, drafter",
     "topology",
     "memory, GB",
     "read a round, GB",
@@ -41,6 +41,13 @@ _COLUMNS = (
     "round, plain step (ms)",
     "speed-up at 2, 3, 4 tokens",
 )
+
+
+def report_with_code(case: Case) -> Report:
+    """Returns the report of a case with what is known of its programs' machine code."""
+    machine_code.ask_for_it()
+    machine_code.collect()  # of what was compiled before
+    return report(case, read_code=machine_code.read_code)
 
 
 def markdown(reports: Iterable[Report]) -> Iterator[str]:
@@ -54,7 +61,7 @@ def markdown(reports: Iterable[Report]) -> Iterator[str]:
 def _cells(one: Report) -> list[str]:
     case, own, plain = one.case, one.round, one.plain
     cells = [
-        f"{case.model}, {case.draft}" + ("" if case.weights == "bfloat16" else f", {case.weights}"),
+        f"{case.model}, {case.drafter}" + ("" if case.weights == "bfloat16" else f", {case.weights}"),
         case.topology + (f" ({one.devices} used)" if case.devices else f" ({one.devices})"),
         f"{one.memory / 1e9:.1f} of {one.available / 1e9:.0f}" + ("" if one.fits else ": **no**"),
     ]
@@ -76,6 +83,6 @@ if __name__ == "__main__":
     parser.add_argument("--cases", choices=CASES, default="all")
     parser.add_argument("--json", action="store_true", help="one JSON object a case")
     options = parser.parse_args()
-    reports = map(report, CASES[options.cases])
+    reports = map(report_with_code, CASES[options.cases])
     for line in map(as_json, reports) if options.json else markdown(reports):
         print(line, flush=True)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import jaxspec
 from jaxspec.bench.timing import interleave
 from jaxspec.checkpoints.load import load
-from jaxspec.core.state import Context
+from jaxspec.core.compiler import traced_for
 from jaxspec.core.tree import Tree
 from jaxspec.drafters.tree import TreeDrafter
 from jaxspec.verifiers.tree import TreeVerifier
@@ -38,7 +38,11 @@ def _cases(target, drafter, verifier):
     state = jaxspec.init(target, drafter, chat_prompt(target), max_new_tokens=ROUNDS * 8, **options)
     step = jaxspec.jit_step()
     proposal, log_probs, rng = _inputs(target, drafter, verifier, state)
-    verify = jax.jit(lambda verifier, rng, proposal, log_probs: verifier.verify(rng, proposal, log_probs))
+
+    @jax.jit
+    def verify(verifier, rng, proposal, log_probs):
+        with traced_for(target):
+            return verifier.verify(rng, proposal, log_probs)
 
     def rounds():
         ours = state
@@ -52,7 +56,7 @@ def _cases(target, drafter, verifier):
 @jax.jit
 def _inputs(target, drafter, verifier, state):
     """Returns the inputs of `verify` in the first round; the distribution at a tree's root serves all its nodes."""
-    context = Context(target, state.cache, state.tokens, state.length, state.done, state.sampling)
+    context = state.context.of(target)
     rng = verifier.rng(state.keys, state.length)
     if not drafter.deterministic:
         rng = rng.shared(drafter.max_drafts + 1, target.vocab_size)
@@ -60,5 +64,5 @@ def _inputs(target, drafter, verifier, state):
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     logits = target(last, state.cache).logits
     rows = proposal.tokens.shape[1] + 1
-    log_probs = state.sampling.log_probs(jnp.broadcast_to(logits, (1, rows, target.vocab_size)))
+    log_probs = state.context.sampling.log_probs(jnp.broadcast_to(logits, (1, rows, target.vocab_size)))
     return proposal, log_probs, rng

@@ -31,6 +31,7 @@ SUBJECTS = (
     "trains",
     "the honey bee",
 )
+PROBE_BYTES = 2**29  # read by each pass of `bandwidth_probe`
 PROMPT = "Write a Python function that merges two sorted lists, and explain each step of it."
 
 
@@ -100,3 +101,20 @@ def show(title: str, value: str) -> None:
 def show_ratio(title: str, ratio: Spread) -> None:
     """Prints a ratio with its spread over the turns."""
     show(title, f"{ratio.median:.3f}  (turns {ratio.low:.3f} to {ratio.high:.3f})")
+
+
+def bandwidth_probe(passes: int = 1):
+    """Returns a case that reads half a GiB, as a vector-matrix product: the rate that decoding could reach.
+
+    Where a call takes longer to begin than half a GiB to read, pass how often one call is to read it.
+    """
+    matrix = jnp.ones((2**17, 2**10), jnp.float32)
+    vector = jnp.ones(2**10, jnp.float32)
+
+    @jax.jit
+    def product(matrix, vector):
+        # Each pass needs all of the one before, or the compiler would leave it out.
+        again = lambda _, vector: jnp.max((matrix @ vector).reshape(-1, 2**10), axis=0) * 2.0**-10  # noqa: E731
+        return matrix @ jax.lax.fori_loop(0, passes - 1, again, vector)
+
+    return lambda: product(matrix, vector)

@@ -59,6 +59,7 @@ def test_equals_transformers(template):
     assert _render(template, CHAT) == expected
 
 
+@pytest.mark.slow
 def test_a_template_that_does_not_end(worker, monkeypatch):
     monkeypatch.setattr(chat_worker, "CPU_SECONDS", 0)  # to the end of the second that it is in
     loop = "{% for i in range(99999) %}" * 2 + "{% endfor %}" * 2
@@ -94,7 +95,7 @@ def test_a_reason_is_short():
 
 def test_a_message_that_json_has_not():
     with pytest.raises(ValueError, match="refuses these messages: Object of type object"):
-        byte_level().apply_chat_template([{"role": "user", "content": object()}])
+        byte_level().apply_chat_template([{"role": "user", "content": "hi", "name": object()}])
 
 
 def test_a_worker_that_was_killed_is_started_again(worker):

@@ -27,7 +27,7 @@ NAMED = 0.95
 
 
 def read(*words: str, how=("-m", "tests._fixtures.damaged_reads")) -> list[Outcome]:
-    """Reads cases in a process of its own."""
+    """Reads cases in a separate process."""
     environment = {"JAX_PLATFORMS": "cpu", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
     command = [sys.executable, *how, *words]
     options = {"cwd": ROOT, "env": os.environ | environment, "capture_output": True, "text": True}

@@ -1,5 +1,6 @@
-"""GGUF files: the same weights as a Hugging Face folder, and what damage leads to."""
+"""GGUF files: they hold the weights of a Hugging Face folder, and damage raises errors."""
 
+import math
 import struct
 
 import gguf
@@ -9,10 +10,12 @@ import pytest
 
 import jaxspec
 from jaxspec.checkpoints import gguf as reader
-from jaxspec.checkpoints.gguf_file import read_gguf
+from jaxspec.checkpoints.gguf import read_gguf
 from jaxspec.checkpoints.gguf_tokenizer import build_tokenizer
-from jaxspec.core.files import FileFormatError
-from jaxspec.families.gguf import read_rope_scaling
+from jaxspec.families.common import read_rope_scaling
+from jaxspec.families.table import read_config
+from jaxspec.io.files import FileFormatError
+from jaxspec.ops.rope import Rope, RopeScaling
 from tests._fixtures import folders
 
 
@@ -25,7 +28,7 @@ def test_gguf_equals_folder(tmp_path, family):
 
 
 def test_quantized_tensors_are_expanded(tmp_path):
-    """Every type that the gguf package can write is read back as what it says it is."""
+    """Every type that the gguf package can write is read back with its values."""
     values = np.random.default_rng(0).normal(size=(4, 256)).astype(np.float32)
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
     kinds = ["F32", "F16", "BF16", "Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1"]
@@ -113,14 +116,14 @@ _NESTED = struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 10_000
 @pytest.mark.parametrize(
     ("raw", "place", "problem"),
     [
-        (_raw([_pair(b"a", 4, bytes(4))] * 2), "a", "the key is there twice"),
-        (_raw(tensors=[_entry(b"x", 0), _entry(b"x", 32)], data=bytes(64)), "tensor x", "the name is there twice"),
-        (_raw(counts=(2**40, 0)), "count of tensors", "1,099,511,627,776 entries, of which 0 have room"),
-        (_raw(counts=(0, 2**40)), "count of keys", "1,099,511,627,776 entries, of which 0 have room"),
+        (_raw([_pair(b"a", 4, bytes(4))] * 2), "a", "the key occurs twice"),
+        (_raw(tensors=[_entry(b"x", 0), _entry(b"x", 32)], data=bytes(64)), "tensor x", "the name occurs twice"),
+        (_raw(counts=(2**40, 0)), "count of tensors", "1,099,511,627,776 entries, but room for 0"),
+        (_raw(counts=(0, 2**40)), "count of keys", "1,099,511,627,776 entries, but room for 0"),
         (_raw([_pair(b"a", 9, struct.pack("<IQ", 4, 2**40))]), "a", "1,099,511,627,776 entries"),
         (_raw([_pair(b"a", 9, struct.pack("<IQ", 8, 2**62))]), "a", "4,611,686,018,427,387,904 entries"),
-        (_raw([_pair(b"a", 8, struct.pack("<Q", 2**50))]), "a", "entries, of which"),
-        (_raw([_text(b"a") + _NESTED]), "a", "expected lists in at most 4 lists"),
+        (_raw([_pair(b"a", 8, struct.pack("<Q", 2**50))]), "a", "entries, but room for"),
+        (_raw([_text(b"a") + _NESTED]), "a", "expected lists inside at most 4 lists"),
         (_raw([_pair(b"a", 8, _text(b"\xff"))]), "a", "UnicodeDecodeError"),
         (_raw([_pair(b"a", 77, bytes(4))]), "a", "unknown type 77"),
         (_raw([_pair(b"general.alignment", 4, struct.pack("<I", 33))]), "general.alignment", "a power of two"),
@@ -135,7 +138,7 @@ _NESTED = struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 10_000
             "expected it at byte 32 .* got 0",
         ),
         (_raw(tensors=[_entry(b"x", 0), _entry(b"y", 16)], data=bytes(64)), "tensor y", "expected it at byte 32 .* 16"),
-        (_raw(tensors=[_entry(b"x", 0)], data=bytes(31)), "tensor x and those behind it", "the tensors end at byte"),
+        (_raw(tensors=[_entry(b"x", 0)], data=bytes(31)), "tensor x and those after it", "the tensors end at byte"),
         (_raw(tensors=[_entry(b"x", 0)], data=bytes(33)), "tensors", "the last one ends at byte"),
     ],
     ids=range(20),
@@ -151,10 +154,10 @@ def test_damage_is_answered_by_its_place(tmp_path, raw, place, problem):
 @pytest.mark.parametrize(
     ("key", "change", "problem"),
     [
-        ("tokens", lambda x: [x[1], *x[1:]], "the token 't1' is there twice"),
+        ("tokens", lambda x: [x[1], *x[1:]], "the token 't1' occurs twice"),
         ("tokens", lambda x: 3, "expected a list of texts, got 3"),
         ("tokens", lambda x: [*x, "further"], "301 tokens, but token_embd.weight has 300 rows"),
-        ("merges", lambda x: ["t1"], "expected two tokens and a space between them, got 't1'"),
+        ("merges", lambda x: ["t1"], "expected two tokens separated by a space, got 't1'"),
         ("merges", lambda x: ["t1 nothing"], "nothing"),
         ("pre", lambda x: 3, "expected a text, got 3"),
         ("scores", lambda x: [float("nan")] * 300, "expected a list of numbers that float32 holds"),
@@ -195,9 +198,31 @@ def test_a_padding_token_that_there_is_not(tmp_path, index):
     ],
 )
 def test_a_rotary_factor_of_no_type_is_linear(pairs, factor):
-    """As llama.cpp has it, by both names of the factor."""
+    """llama.cpp does this for both names of the factor."""
     scaling = read_rope_scaling(pairs, {"head_dim": 8}, {}).get("rope_scaling", {})
     assert scaling == ({} if factor is None else {"rope_type": "linear", "factor": factor})
+
+
+def test_yarn_of_a_gguf_file():
+    """llama.cpp multiplies YaRN's own attention factor by that of the file."""
+    file = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32768}
+    config = {"model_type": "qwen2", "max_position_embeddings": 131072, "head_dim": 8}
+    rope = read_config(config | read_rope_scaling(file, config, {})).ropes[0]
+    amplified = 0.1 * math.log(4) + 1
+    scaling = RopeScaling("yarn", 4.0, original_context_length=32768, attention_factor=amplified)
+    assert rope == Rope(10_000.0, scaling)
+    file |= {"rope.scaling.attn_factor": 0.5, "rope.scaling.yarn_beta_fast": 16.0}
+    rope = read_config(config | read_rope_scaling(file, config, {})).ropes[0]
+    assert (rope.attention_factor, rope.scaling.beta_fast) == (pytest.approx(amplified / 2), 16.0)
+
+
+def test_defaults_of_a_gguf_file_are_those_of_llama_cpp(tmp_path, monkeypatch):
+    """Key-value heads are as many as heads and share the width equally, and the base is 10,000."""
+    for name in ("add_head_count_kv", "add_key_length", "add_value_length", "add_rope_freq_base"):
+        monkeypatch.setattr(gguf.GGUFWriter, name, lambda writer, value: None)
+    monkeypatch.setattr(folders, "KV_HEADS", folders.HEADS)
+    config = jaxspec.load(folders.write_gguf(tmp_path / "model.gguf", "qwen3")).module.config
+    assert (config.num_kv_heads, config.head_dim, config.ropes[0]) == (4, 8, Rope(10_000.0))
 
 
 def test_not_a_gguf_file(tmp_path):

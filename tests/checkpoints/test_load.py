@@ -1,4 +1,4 @@
-"""Hugging Face folders and names: what loads, in which shape and dtype, and what the errors say."""
+"""Hugging Face folders and names: what loads, with which shapes and dtypes, and the errors."""
 
 import json
 
@@ -10,11 +10,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import jaxspec
-from jaxspec.checkpoints import huggingface
-from jaxspec.checkpoints import orbax as saved
+from jaxspec.checkpoints import huggingface, orbax as saved
 from jaxspec.checkpoints.huggingface import read_tensors
 from jaxspec.checkpoints.params import abstract_params
-from jaxspec.core.files import FileFormatError
+from jaxspec.io.files import FileFormatError
 from jaxspec.nn.language_model import LanguageModel
 from tests._fixtures import folders
 
@@ -119,6 +118,72 @@ def test_missing_shard_and_missing_weights(tmp_path):
         jaxspec.load(folder)
 
 
+def _rename(folder, name_of):
+    """Stores the tensors of a folder under other names; those whose name becomes empty are left out."""
+    file = folder / "model.safetensors"
+    save_file({name_of(name): x for name, x in load_file(file).items() if name_of(name)}, file)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name_of",
+    [
+        "_orig_mod.{}".format,
+        "module.{}".format,
+        "module._orig_mod.{}".format,
+        "language_model.{}".format,
+        lambda name: name.replace("model.", "model.language_model.", 1),
+        lambda name: name.replace("self_attn.", "_fsdp_wrapped_module.self_attn._checkpoint_wrapped_module."),
+        lambda name: name.removeprefix("model."),
+    ],
+)
+def test_prefixes_of_names_are_taken_off(tmp_path, name_of):
+    folder = _rename(folders.write(tmp_path / "renamed", "mistral"), name_of)
+    _assert_same_params(jaxspec.load(folder), jaxspec.load(folders.write(tmp_path / "plain", "mistral")))
+
+
+def test_a_name_twice_after_its_prefix_is_taken_off(tmp_path):
+    folder = folders.write(tmp_path, "llama")
+    weights = load_file(folder / "model.safetensors")
+    weights |= {f"module.{name}": x for name, x in weights.items() if "norm" in name}
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(FileFormatError, match=r"norm.weight once, got it twice"):
+        jaxspec.load(folder)
+
+
+def test_the_text_part_of_a_model_of_images(tmp_path):
+    plain = jaxspec.load(folders.write(tmp_path / "plain", "gemma3_text"))
+    folder = folders.write(tmp_path / "images", "gemma3_text")
+    text = {key: x for key, x in folders.CONFIGS["gemma3_text"].items() if key != "model_type"}
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 6}}
+    (folder / "config.json").write_text(json.dumps(config))
+    _rename(folder, "language_model.{}".format)
+    tower = {"vision_tower.encoder.layers.0.weight": np.zeros((2, 2)), "multi_modal_projector.norm.weight": np.zeros(2)}
+    save_file(load_file(folder / "model.safetensors") | tower, folder / "model.safetensors")
+    model = jaxspec.load(folder)
+    assert model.module.config == plain.module.config
+    _assert_same_params(model, plain)
+    (folder / "config.json").write_text(json.dumps(config | {"text_config": text | {"head_dim": 7}}))
+    with pytest.raises(FileFormatError, match=r"config.json: text_config.head_dim: expected an even number"):
+        jaxspec.load(folder)
+
+
+def test_a_tied_weight_may_have_the_name_of_the_head(tmp_path):
+    plain = jaxspec.load(folders.write(tmp_path / "plain", "qwen3"))
+    head = {"model.embed_tokens.weight": "lm_head.weight"}
+    folder = _rename(folders.write(tmp_path / "head", "qwen3"), lambda name: head.get(name, name))
+    _assert_same_params(jaxspec.load(folder), plain)
+
+
+def test_buffers_of_the_rotation_are_passed_over(tmp_path):
+    folder = folders.write(tmp_path, "gemma3_text")
+    names = ("rotary_emb.inv_freq", "rotary_emb_local.inv_freq", "rotary_emb.full_attention_inv_freq")
+    names += ("layers.0.self_attn.rotary_emb.inv_freq", "layers.0.self_attn.rotary_emb.cos_cached")
+    buffers = {f"model.{name}": np.ones(4, np.float32) for name in names}
+    save_file(load_file(folder / "model.safetensors") | buffers, folder / "model.safetensors")
+    assert jaxspec.load(folder).module.config.num_layers == folders.LAYERS
+
+
 def _index(folder):
     path = folder / "model.safetensors.index.json"
     return path, json.loads(path.read_text())
@@ -129,13 +194,13 @@ def test_shards_are_files_of_the_folder(tmp_path, name):
     path, index = _index(folders.write(tmp_path / "model", "llama", shards=2))
     first = next(iter(index["weight_map"]))
     path.write_text(json.dumps({"weight_map": index["weight_map"] | {first: name}}))
-    with pytest.raises(FileFormatError, match=f"index.json: weight_map of {first}: expected a file of the same folder"):
+    with pytest.raises(FileFormatError, match=f"index.json: weight_map of {first}: expected a file in the same folder"):
         jaxspec.load(path.parent)
 
 
 def test_a_shard_may_be_a_link_in_the_hubs_cache_alone(tmp_path):
     def move(folder, blobs):
-        """Puts a link in the place of each shard."""
+        """Replaces each shard with a link."""
         blobs.mkdir()
         for number, shard in enumerate(sorted(folder.glob("*.safetensors"))):
             shard.rename(blobs / str(number))
@@ -161,7 +226,7 @@ def test_a_shard_may_be_a_link_below_a_revision_of_the_hubs_cache(tmp_path):
 
 
 def test_an_index_that_was_left_beside_one_file(tmp_path):
-    """`save_pretrained` over shards removes them, and leaves their index beside the one file that it writes."""
+    """`save_pretrained` over shards removes them, and leaves their index next to the one file that it writes."""
     path, _ = _index(folders.write(tmp_path, "llama", shards=2))
     for shard in tmp_path.glob("*.safetensors"):
         shard.unlink()

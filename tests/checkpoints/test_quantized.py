@@ -1,4 +1,4 @@
-"""Quantized safetensors are read as the weights that they stand for, in every layout."""
+"""Quantized safetensors are read as the weights that they represent, in every layout."""
 
 import base64
 import json
@@ -14,9 +14,9 @@ import jaxspec
 from jaxspec.checkpoints.huggingface import read_huggingface_checkpoint, read_stored_tensors
 from jaxspec.checkpoints.quantized.compressed import write_packed
 from jaxspec.checkpoints.quantized.table import read_quantized
-from jaxspec.core.files import FileFormatError
-from jaxspec.families.grouped import Grouped, build_grouped
+from jaxspec.families.base import Grouped, build_grouped
 from jaxspec.families.table import find_family, read_config
+from jaxspec.io.files import FileFormatError
 from tests._fixtures import folders, quantized_folders
 from tests._fixtures.quantized_folders import LAYOUTS, SCATTERED
 
@@ -27,7 +27,7 @@ PART = "model.layers.0.mlp.down_proj."  # of 48 inputs and 32 outputs
 
 
 def read(folder):
-    """Reads the weight that is damaged."""
+    """Reads the damaged weight."""
     return read_huggingface_checkpoint(folder).tensors[f"{PART}weight"].read()
 
 
@@ -118,7 +118,7 @@ def test_models_decode_as_those_of_floats(tmp_path):
 
 
 def loaded(tmp_path, layout):
-    """Loads a quantized model, and the same one in floats."""
+    """Loads a quantized model, and the equivalent in floats."""
     plain = quantized_folders.write(tmp_path / "quantized", layout, whole=True)
     folder = folders.write(tmp_path / "plain", "llama", config=quantized_folders.CONFIG)
     save_file(plain, folder / "model.safetensors")
@@ -149,7 +149,7 @@ def test_older_models_call_the_settings_otherwise(tmp_path):
 
 def test_kernels_of_inputs_first_are_refused(tmp_path):
     folders.write(tmp_path, "gpt2", config={"quantization_config": LAYOUTS["gptq"][0]})
-    with pytest.raises(FileFormatError, match=r"quantized \(gptq\), which is not supported of gpt2"):
+    with pytest.raises(FileFormatError, match=r"quantized \(gptq\), which is not supported for gpt2"):
         jaxspec.load(tmp_path)
 
 
@@ -209,20 +209,20 @@ def ones(*shape, dtype=np.int32):
 
 DAMAGED = {
     "gptq": [
-        ("qzeros", None, "qzeros: is missing, and the other tensors of the quantized weight are there"),
+        ("qzeros", None, "qzeros: is missing, but the other tensors of the quantized weight exist"),
         ("scales", ones(3, 31, dtype=np.float16), "scales: expected the shape (any, 32), got (3, 31)"),
         ("scales", ones(0, 32, dtype=np.float16), "scales: expected one group or more"),
         ("scales", np.full((3, 32), np.inf, np.float16), "scales: holds NaN or infinite values"),
         ("qzeros", ones(3, 5), "qzeros: expected the shape (3, 4), got (3, 5)"),
         ("qweight", ones(6, 32, dtype=np.float32), "qweight: expected I32, got F32"),
         ("qweight", ones(7, 32), "g_idx: expected the shape (56), got (48,)"),
-        ("g_idx", np.arange(48, dtype=np.int32), "g_idx: expected the numbers of 3 groups, got some from 0 to 47"),
-        ("g_idx", -ones(48), "g_idx: expected the numbers of 3 groups, got some from -1 to -1"),
-        ("weight", ones(32, 48, dtype=np.float32), "weight: expected the weight once, got it beside qweight too"),
+        ("g_idx", np.arange(48, dtype=np.int32), "g_idx: expected indices of 3 groups, got values from 0 to 47"),
+        ("g_idx", -ones(48), "g_idx: expected indices of 3 groups, got values from -1 to -1"),
+        ("weight", ones(32, 48, dtype=np.float32), "weight: expected the weight once, got it and qweight"),
     ],
     "gptq, no index": [("scales", ones(4, 32, dtype=np.float16), "qzeros: expected the shape (4, 4), got (3, 4)")],
     "awq": [
-        ("qweight", ones(47, 4), "scales: expected groups of equal size of 47 inputs, got 3"),
+        ("qweight", ones(47, 4), "scales: expected groups of equal size for 47 inputs, got 3"),
         ("qzeros", None, "qzeros: is missing"),
         ("qzeros", ones(3, 3), "qzeros: expected the shape (3, 4), got (3, 3)"),
     ],
@@ -231,7 +231,7 @@ DAMAGED = {
         ("weight_packed", ones(32, 7), "weight_shape: (32, 48) does not fit"),
         ("weight_shape", np.array([31, 48]), "weight_shape: (31, 48) does not fit"),
         ("weight_shape", np.array([32, -1]), "weight_shape: (32, -1) does not fit"),
-        ("weight_scale", ones(32, 5, dtype=np.float16), "weight_scale: expected groups of equal size of 48 inputs"),
+        ("weight_scale", ones(32, 5, dtype=np.float16), "weight_scale: expected groups of equal size for 48 inputs"),
         ("weight_zero_point", ones(4, 2), "weight_zero_point: expected the shape (4, 3), got (4, 2)"),
         ("weight_zero_point", ones(32, 2, dtype=np.int8), "weight_zero_point: expected the shape (32, 3), got (32, 2)"),
     ],

@@ -29,6 +29,12 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+# Every text of the test is longer than the original context, so that transformers uses the long factors.
+_LONGROPE = {
+    **{"rope_type": "longrope", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 16},
+    **{"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0]},
+}
 _GEMMA_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
@@ -42,6 +48,8 @@ CASES = {
         "llama",
         _SHARED | {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
     ),
+    "llama-yarn": ("llama", _SHARED | {"rope_parameters": _YARN}),
+    "llama-longrope": ("llama", _SHARED | {"rope_parameters": _LONGROPE}),
     "mistral-window": ("mistral", _SHARED | {"sliding_window": 7}),
     "qwen2": ("qwen2", _SHARED),
     "qwen2-window": (
@@ -113,7 +121,7 @@ _PROSE = (
     "The lighthouse keeper counted the ships each evening, writing their names in a ledger that no one had "
     "asked him to keep. There were fishing boats, a mail steamer on Tuesdays, and once, in 1912, a yacht "
     "whose owner waved. He wrote down the weather too: wind from the south-west, rain before dawn, fog until "
-    "noon. When the inspector came, he asked what the ledger was for; it was for the ships, he was told. "
+    "noon. When the inspector came, he asked what the ledger was for; it was for the ships, they said. "
 )
 
 

@@ -7,8 +7,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from jaxspec.checkpoints.safetensors_header import read_header
-from jaxspec.core.files import FileFormatError
+from jaxspec.checkpoints.safetensors import read_header
+from jaxspec.io.files import FileFormatError
 
 TENSORS = {"a": np.zeros((2, 3), np.float32), "b": np.ones(4, np.int8), "c": np.zeros((0, 5)), "d": np.array(1.0)}
 

@@ -1,4 +1,4 @@
-"""The drafters that ship: small enough, and as the runs that made them say; and what the wheel holds of them."""
+"""The drafters that ship: they are small, match the runs that made them, and the wheel holds the right ones."""
 
 import dataclasses
 import json
@@ -9,9 +9,10 @@ import pytest
 
 import jaxspec
 from jaxspec.checkpoints import zoo
+from jaxspec.text.names import drafter_name
 
 PACKAGE = Path(jaxspec.__file__).parent
-# Beside the package in a checkout, inside it in a wheel.
+# Next to the package in a checkout, inside it in a wheel.
 IN_WHEEL = (PACKAGE / "zoo").is_dir()
 MODELS = PACKAGE / "zoo" if IN_WHEEL else PACKAGE.parent / "models"
 RUNS = sorted(MODELS.glob("*/*/training.json"))
@@ -29,6 +30,7 @@ def test_drafters_fit_into_the_repository():
         assert sum(path.stat().st_size for path in run.parent.rglob("*") if path.is_file()) <= DRAFTER
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(IN_WHEEL, reason="a wheel is built from a checkout")
 def test_the_wheel_has_the_defaults_head_alone():
     from hatchling.builders.wheel import WheelBuilder
@@ -57,7 +59,7 @@ def test_manifests_name_the_drafters():
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: "-".join(path.parent.parts[-2:]))
 def test_they_are_of_their_runs(path):
-    """What is read of the target, and what the card says of the run."""
+    """The layers read from the target, and the numbers on the card, are those of the run."""
     run, config, card = (
         _read(path),
         _read(path.with_name("config.json")),
@@ -75,17 +77,17 @@ def test_they_are_of_their_runs(path):
 
 
 def test_models_draft_with_what_ships():
-    assert zoo.draft_name("auto", "smollm2-135m-instruct") == f"ngram+{HEAD}"
+    assert drafter_name("auto", "smollm2-135m-instruct") == f"ngram+{HEAD}"
     if not IN_WHEEL:
-        assert zoo.draft_name("auto", "qwen2.5-coder-1.5b-instruct") == f"ngram+{OTHER}"
+        assert drafter_name("auto", "qwen2.5-coder-1.5b-instruct") == f"ngram+{OTHER}"
 
 
 @pytest.mark.parametrize(("drafter", "alone"), [("suffix+eagle", "suffix"), ("eagle", "ngram")])
 def test_without_its_head_a_model_drafts_by_copying(monkeypatch, drafter, alone):
-    """As in a wheel, and says so: with the head that is missing, and where it is."""
+    """Without it, as in a wheel, a message names the missing head and where to find it."""
     name = OTHER.partition("/")[0]
     entries = {name: dataclasses.replace(zoo.find(name), drafter=drafter)}
     monkeypatch.setattr(zoo, "_entries", lambda: entries)
     monkeypatch.setattr(zoo, "_drafters", lambda: {HEAD: MODELS / HEAD})
     with pytest.warns(UserWarning, match=rf"drafting by {alone} alone: the head {OTHER} is not .*'{alone}\+PATH'"):
-        assert zoo.draft_name("auto", name) == alone
+        assert drafter_name("auto", name) == alone

@@ -1,4 +1,4 @@
-"""Weights stay as a file stores them, where they can: the same values, and a model like any other."""
+"""Weights stay as a file stores them, where possible: equal values, and a model like any other."""
 
 import struct
 
@@ -9,10 +9,10 @@ import pytest
 
 import jaxspec
 from jaxspec.checkpoints import load as loading
-from jaxspec.checkpoints.gguf_file import read_gguf
+from jaxspec.checkpoints.gguf import read_gguf
 from jaxspec.checkpoints.stored import hold
-from jaxspec.core.files import FileFormatError
 from jaxspec.families.base import ParamMapping
+from jaxspec.io.files import FileFormatError
 from jaxspec.nn.network import packed_weights
 from jaxspec.ops.native.build import NoCompilerError, register
 from jaxspec.ops.packed import is_packed
@@ -23,7 +23,7 @@ try:
 except NoCompilerError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-# What a mixed file has: keys unlike values, and some plain numbers.
+# The formats of a mixed file: keys unlike values, and some plain numbers.
 FORMATS = {
     "token_embd": "Q8_0",
     "output.weight": "Q5_1",
@@ -45,7 +45,7 @@ def file(tmp_path_factory):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_values_are_those_of_the_file_to_the_bit(tmp_path, family):
-    """Rows that the converter reordered, tied heads, keys beside values of another format, plain numbers."""
+    """Rows that the converter reordered, tied heads, keys and values of different formats, plain numbers."""
     path = folders.write_gguf(tmp_path / "model.gguf", family, formats=FORMATS)
     held, plain = jaxspec.load(path), jaxspec.load(path, weights="dequantized")
     assert not packed_weights(plain)
@@ -99,25 +99,25 @@ def test_what_cannot_be_held_says_why(file, tmp_path):
         assert not packed_weights(jaxspec.load(path))
         with pytest.raises(ValueError, match=f"needs a file with blocks of Q2_K, .*; {path} has none"):
             jaxspec.load(path, weights="stored")
-    with pytest.raises(ValueError, match=f"weights='stored', but {saved} holds plain numbers"):
+    with pytest.raises(ValueError, match=f"weights='stored', but {saved} holds plain arrays"):
         jaxspec.load(saved, weights="stored")
     with pytest.raises(ValueError, match="needs float32 activations, got bfloat16; leave it out"):
         jaxspec.load(file, weights="stored", dtype="bfloat16")
     with pytest.raises(ValueError, match="needs one device, got a mesh"):
         jaxspec.load(file, weights="stored", mesh=jax.make_mesh((1,), ("model",)))
-    with pytest.raises(ValueError, match="weights must be 'stored', 'dequantized' or None, got 'int4'"):
+    with pytest.raises(ValueError, match="weights must be one of stored, dequantized, got 'int4'; leave it out"):
         jaxspec.load(file, weights="int4")
     assert not packed_weights(jaxspec.load(file, dtype="bfloat16"))
 
 
-def test_without_a_compiler_one_line_says_so(file, monkeypatch, capsys):
+def test_without_a_compiler_one_line_says_so(file, monkeypatch, messages):
     def none():
         raise NoCompilerError("no C++ compiler: none is on the path")
 
     monkeypatch.setattr(loading, "register", none)
     assert not packed_weights(jaxspec.load(file))
-    assert capsys.readouterr().err.splitlines() == [
-        "jaxspec: weights are dequantized, as there are no native kernels: no C++ compiler: none is on the path"
+    assert messages() == [
+        "weights are dequantized, as there are no native kernels: no C++ compiler: none is on the path"
     ]
     with pytest.raises(ValueError, match="weights='stored' needs native kernels: no C\\+\\+ compiler"):
         jaxspec.load(file, weights="stored")

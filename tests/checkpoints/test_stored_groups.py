@@ -1,4 +1,4 @@
-"""Weights of quantized safetensors are held as they are stored, and multiply as the floats that they stand for."""
+"""Weights of quantized safetensors are held as they are stored, and multiply as the floats that they represent."""
 
 import dataclasses
 import functools
@@ -10,8 +10,8 @@ import pytest
 
 import jaxspec
 from jaxspec.checkpoints.huggingface import read_huggingface_checkpoint
-from jaxspec.checkpoints.stored_groups import as_blocks, hold_groups
-from jaxspec.families.grouped import Grouped
+from jaxspec.checkpoints.stored import as_blocks, hold_groups
+from jaxspec.families.base import Grouped
 from jaxspec.families.table import find_family, read_config
 from jaxspec.ops.formats import BLOCK_FORMATS
 from jaxspec.ops.packed import is_packed

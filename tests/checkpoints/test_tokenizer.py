@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from jaxspec.checkpoints.gguf_file import read_gguf
+from jaxspec.checkpoints.gguf import read_gguf
+from jaxspec.checkpoints.gguf_tokenizer import build_tokenizer
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.core.files import FileFormatError
+from jaxspec.io.files import FileFormatError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "tokenizer_smollm2.json").read_text("utf-8"))
 
@@ -95,10 +96,12 @@ def test_ids_equal_transformers(real):
 
 
 def test_sentencepiece():
-    tokenizer = Tokenizer.from_gguf(_sentencepiece())
+    tokenizer = build_tokenizer(_sentencepiece())
     assert tokenizer.encode("ab b") == [1, 263, 259, 261]
     assert tokenizer.encode("ab b", add_special_tokens=False) == [263, 259, 261]
     assert tokenizer.encode("é", add_special_tokens=False) == [259, 264]
+    # As llama.cpp: a space before each text between special tokens, also before another space.
+    assert tokenizer.encode(" b</s>b", add_special_tokens=False) == [259, 259, 261, 2, 259, 261]
     euro = tokenizer.encode("€", add_special_tokens=False)
     assert [tokenizer.token_bytes(index) for index in euro] == [b" ", b"\xe2", b"\x82", b"\xac"]
     assert tokenizer.decode(euro) == "€"
@@ -107,30 +110,46 @@ def test_sentencepiece():
 
 
 def test_sentencepiece_switches():
-    bare = Tokenizer.from_gguf(
+    bare = build_tokenizer(
         _sentencepiece(**{"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.add_bos_token": False})
     )
     assert bare.encode("ab") == [262]
-    closed = Tokenizer.from_gguf(_sentencepiece(**{"tokenizer.ggml.add_eos_token": True}))
-    assert closed.encode("ab") == [1, 263, 2]
+    closed = build_tokenizer(_sentencepiece(**{"tokenizer.ggml.add_eos_token": True}))
+    assert closed.encode("ab") == [1, 263]  # to be continued
 
 
 def test_equality_is_by_content():
-    left, right = Tokenizer.from_gguf(_sentencepiece()), Tokenizer.from_gguf(_sentencepiece())
+    left, right = build_tokenizer(_sentencepiece()), build_tokenizer(_sentencepiece())
     assert left == right and hash(left) == hash(right) and left is not right
-    template = Tokenizer.from_gguf(_sentencepiece(**{"tokenizer.chat_template": "x"}))
+    template = build_tokenizer(_sentencepiece(**{"tokenizer.chat_template": "x"}))
     assert left != template and left != "something else"
 
 
-def test_control_tokens_that_end_a_turn():
+def _with_tokens(**kinds):
+    """Adds tokens of these types after the 265 of `_sentencepiece`."""
     changed = _sentencepiece()
-    changed["tokenizer.ggml.tokens"] = [*changed["tokenizer.ggml.tokens"], "<end_of_turn>", "<tool>"]
-    changed["tokenizer.ggml.token_type"] = [*changed["tokenizer.ggml.token_type"], 3, 4]
-    changed["tokenizer.ggml.scores"] = [*changed["tokenizer.ggml.scores"], 0.0, 0.0]
-    tokenizer = Tokenizer.from_gguf(changed)
+    for name, more in (("tokens", list(kinds)), ("token_type", list(kinds.values())), ("scores", [0.0] * len(kinds))):
+        changed[f"tokenizer.ggml.{name}"] = [*changed[f"tokenizer.ggml.{name}"], *more]
+    return build_tokenizer(changed)
+
+
+def test_control_tokens_that_end_a_turn():
+    tokenizer = _with_tokens(**{"<end_of_turn>": 3, "<tool>": 4})
     assert tokenizer.eos_token_ids == (2, 265)
     assert tokenizer.encode("a<tool>", add_special_tokens=False)[-1] == 266
     assert tokenizer.decode([266]) == "<tool>" and tokenizer.decode([265]) == ""
+
+
+@pytest.mark.parametrize("kind", [1, 4, 5])
+def test_tokens_that_look_like_control_tokens_are(kind):
+    """As llama.cpp overrides the types that converters gave them."""
+    ends = ("<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<eos>")
+    tokenizer = _with_tokens(**dict.fromkeys((*ends, "<|fim_prefix|>", "<tool>"), kind))
+    assert tokenizer.eos_token_ids == (2, *range(265, 272))
+    for index, text in enumerate((*ends, "<|fim_prefix|>"), 265):
+        assert tokenizer.encode(f"a{text}b", add_special_tokens=False) == [259, 260, index, 259, 261]
+        assert (tokenizer.decode([index]), tokenizer.is_special(index)) == ("", True)
+    assert tokenizer.decode([273]) == "<tool>"
 
 
 @pytest.mark.parametrize(
@@ -145,11 +164,11 @@ def test_control_tokens_that_end_a_turn():
 )
 def test_bad_metadata(changes, message):
     with pytest.raises(ValueError, match=message):
-        Tokenizer.from_gguf(_sentencepiece(**changes))
+        build_tokenizer(_sentencepiece(**changes))
 
 
 def test_bad_arguments():
-    tokenizer = Tokenizer.from_gguf(_sentencepiece())
+    tokenizer = build_tokenizer(_sentencepiece())
     with pytest.raises(ValueError, match="at least 0, got -1"):
         tokenizer.decode([1, -1])
     with pytest.raises(ValueError, match="at least 0, got -2"):
@@ -163,11 +182,45 @@ def test_bad_arguments():
 
 def test_chat_template_errors():
     template = "{{ raise_exception('roles must alternate') }}"
-    tokenizer = Tokenizer.from_gguf(_sentencepiece(**{"tokenizer.chat_template": template}))
+    tokenizer = build_tokenizer(_sentencepiece(**{"tokenizer.chat_template": template}))
     with pytest.raises(ValueError, match="refuses these messages: roles must alternate"):
         tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
     with pytest.raises(ValueError, match="'role' and 'content', got"):
         tokenizer.apply_chat_template([{"role": "user"}])
+    image = [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": "x"}]
+    with pytest.raises(ValueError, match=r"must be \{'type': 'text', .*got \{'type': 'image_url'.*read text only"):
+        tokenizer.apply_chat_template([{"role": "user", "content": image}])
+    with pytest.raises(TypeError, match="the text of a part of a message must be a string, got NoneType"):
+        tokenizer.apply_chat_template([{"role": "user", "content": [{"type": "text"}]}])
+
+
+@pytest.mark.parametrize(
+    ("template", "rendered"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "a\nb"),
+        ("{% for m in messages %}{% if 'x' in m.content %}x{% endif %}{{ m['content'] }}{% endfor %}", "a\nb"),
+        ("{% for m in messages %}{% for x in m.content %}<{{ x.text }}>{% endfor %}{% endfor %}", "<a><b>"),
+        ("{% for m in messages %}{% for x in m['content'] %}<{{ x.text }}>{% endfor %}{% endfor %}", "<a><b>"),
+        (
+            "{% for m in messages %}{% set content = m.content %}{% for x in content %}<{{ x.text }}>{% endfor %}"
+            "{% endfor %}",
+            "<a><b>",
+        ),
+    ],
+)
+def test_content_in_parts(template, rendered):
+    """A template that reads parts gets them, as in transformers; any other gets their text."""
+    tokenizer = build_tokenizer(_sentencepiece(**{"tokenizer.chat_template": template}))
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert tokenizer.decode(tokenizer.apply_chat_template([{"role": "user", "content": parts}])) == rendered
+
+
+@pytest.mark.parametrize("none", [{}, {"content": None}])
+def test_a_call_of_a_tool_has_no_content(none):
+    template = "{% for m in messages %}{{ m.content is defined }} {{ m.tool_calls[0].function.name }}{% endfor %}"
+    tokenizer = build_tokenizer(_sentencepiece(**{"tokenizer.chat_template": template}))
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "clock", "arguments": {}}}], **none}
+    assert tokenizer.decode(tokenizer.apply_chat_template([call])) == "False clock"
 
 
 def test_folder_without_tokenizer(tmp_path):
@@ -176,10 +229,10 @@ def test_folder_without_tokenizer(tmp_path):
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_code_of_a_folder_is_not_run(tmp_path, capsys, monkeypatch, known):
-    """Whether transformers has a class of its own for the tokenizer or not; and nobody is asked."""
+def test_code_of_a_folder_is_not_run(tmp_path, messages, monkeypatch, known):
+    """Whether transformers has its own class for the tokenizer or not; and the user is not prompted."""
     monkeypatch.setattr("builtins.input", lambda *_: 1 / 0)
-    tokenizer = Tokenizer.from_gguf(_sentencepiece())
+    tokenizer = build_tokenizer(_sentencepiece())
     tokenizer.save(tmp_path)
     path = tmp_path / "tokenizer_config.json"
     values = json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": ["own.Own", None]}}
@@ -188,20 +241,24 @@ def test_code_of_a_folder_is_not_run(tmp_path, capsys, monkeypatch, known):
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nOwn = Config = None\n")
     assert Tokenizer.from_folder(tmp_path).encode("a b") == tokenizer.encode("a b")
     assert not (tmp_path / "ran").exists()
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("jaxspec: ")]
-    assert len(said) == 1 and "auto_map in config.json, tokenizer_config.json), which is not run" in said[0]
+    (said,) = messages()
+    assert "auto_map in config.json, tokenizer_config.json), which is not run" in said
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="has no tokenizer that can be read"):
+        Tokenizer.from_folder(tmp_path)
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("ends", ["-1", "true", '"</s>"', "[2, 1.5]", "99999999999"])
 def test_an_end_that_is_no_token_id_is_named(tmp_path, ends):
-    Tokenizer.from_gguf(_sentencepiece()).save(tmp_path)
+    build_tokenizer(_sentencepiece()).save(tmp_path)
     (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {ends}}}')
     with pytest.raises(FileFormatError, match="generation_config.json: eos_token_id: expected token ids"):
         Tokenizer.from_folder(tmp_path)
 
 
 def test_folder_with_several_ends(tmp_path):
-    Tokenizer.from_gguf(_sentencepiece()).save(tmp_path)
+    build_tokenizer(_sentencepiece()).save(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
     (tmp_path / "config.json").write_text('{"eos_token_id": 8, "model_type": "llama"}')
     assert Tokenizer.from_folder(tmp_path).eos_token_ids == (2, 7, 8)
@@ -224,4 +281,4 @@ def test_metadata_survives_the_file(tmp_path):
     writer.write_tensors_to_file()
     writer.close()
     read = read_gguf(tmp_path / "vocabulary.gguf").metadata
-    assert Tokenizer.from_gguf(read) == Tokenizer.from_gguf(metadata)
+    assert build_tokenizer(read) == build_tokenizer(metadata)

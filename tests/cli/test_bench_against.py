@@ -1,4 +1,4 @@
-"""`jaxspec bench --quality --against`: what is said of answers and of peers, and how such a run goes on."""
+"""`jaxspec bench --quality --against`: its report on answers and peers, and how such a run resumes."""
 
 import dataclasses
 import json
@@ -6,11 +6,11 @@ import json
 import pytest
 import typer.testing
 
-from jaxspec.bench.comparison import FILE
 from jaxspec.bench.measure import Measurement
 from jaxspec.bench.peers import panel
+from jaxspec.bench.peers.panel import FILE
 from jaxspec.bench.peers.table import PEERS
-from jaxspec.checkpoints.export import export_gguf
+from jaxspec.checkpoints.gguf import export_gguf
 from jaxspec.checkpoints.orbax import save
 from jaxspec.cli import app as application
 from tests._fixtures import fake_peer, text_models, tiny
@@ -60,7 +60,7 @@ def test_quality_and_peers_are_shown_and_written(folder, finished):
         "batch 1, temperature 0: ngram, k=2 wrote the SAME tokens as plain decoding in all 4 answers.",
         "batch 1, temperature 1: ngram, k=2: perplexity ",
         ", negative log-likelihood of a token ",
-        "one question cannot tell",  # only one has a reference
+        "one question is not enough to tell",  # only one has a reference
         "tokens/s of jaxspec over the peers', batch 1, temperature 0",
         "transformers lookup",
         "were DIFFERENT, first at question",
@@ -83,7 +83,7 @@ def test_quality_and_peers_are_shown_and_written(folder, finished):
 @pytest.mark.slow
 def test_the_file_and_its_numbers_are_two_comparisons(folder, tmp_path, monkeypatch):
     """The vocabulary of a written file is of numbers; the tokenizer here is another."""
-    monkeypatch.setattr("jaxspec.checkpoints.gguf.Tokenizer.from_gguf", lambda metadata: text_models.byte_level())
+    monkeypatch.setattr("jaxspec.checkpoints.gguf.build_tokenizer", lambda metadata: text_models.byte_level())
     monkeypatch.setitem(PEERS, "llama.cpp", fake_peer.READER)
     model = export_gguf(tiny.transformer(3, vocab=text_models.VOCAB, norm_eps=2.0**-17), tmp_path, "float32")
     words = ("-m", model, "--count", "1", "--repeats", "1", *ASKED[1:], "--json", tmp_path / "r.jsonl")
@@ -153,7 +153,7 @@ def test_coupled_verification_writes_the_same_at_any_temperature(folder):
     [
         (("--against", "transformers", "--batch", "2"), "the peers answer one request at a time"),
         (("--against-draft", "x"), "--against-draft is a draft model of the peers; pass --against too"),
-        (("--against", "transformers", "--against", "transformers"), "against must differ from each other"),
+        (("--against", "transformers", "--against", "transformers"), "--against must differ from each other"),
         (("--against", "transformers", "--against-draft", "smollm"), "unknown model 'smollm'"),
         (("--verifier", "tree", "-d", "suffix", "--against", "transformers", "--against-draft", "q.gguf"), "q.gguf"),
     ],

@@ -1,8 +1,9 @@
-"""The `jaxspec` command: what it prints where, and how it ends."""
+"""The `jaxspec` command: its output and exit codes."""
 
 import dataclasses
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,12 +17,14 @@ from jaxspec.checkpoints import zoo
 from jaxspec.checkpoints.load import load
 from jaxspec.checkpoints.orbax import save
 from jaxspec.checkpoints.zoo import list_models
-from jaxspec.cli import app as application
-from jaxspec.cli.show import mark
+from jaxspec.cli import app as application, info
+from jaxspec.cli.help import Help
+from jaxspec.cli.options import parameters
+from jaxspec.cli.output import mark
 from jaxspec.text.decoder import SpeculativeDecoder
 from tests._fixtures import text_models, tiny
 
-SHORT = ("-n", "12")
+SHORT = ("-n", "12", "--temperature", "0")
 PLACE = ("--num-processes", "2", "--coordinator")
 
 
@@ -56,10 +59,29 @@ def test_int8_is_a_target_of_its_own(folder):
     assert "weights" in _generate(folder, "--int8", "everything", "the sea").stderr
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["models"], ["data"], ["bench"]])
+@pytest.mark.parametrize("command", [(), *((name,) for name in application._COMMANDS), ("train", "eagle")])
 def test_help(command):
+    """More than twelve options stand in groups; an example of the command and its options is last."""
     result = _run(*command, "--help")
     assert result.exit_code == 0 and "Usage" in result.stdout
+    if not command:
+        return
+    titles = re.findall(r"^(\w[\w ]*):$", result.stdout, re.M)
+    options = re.findall(r"^  -.*", result.stdout.partition("\nOptions:\n")[0], re.M)
+    assert len(set(titles)) == len(titles) and (len(options) <= 12 or len(titles) >= 5), titles
+    assert titles[-2:] == ["Options", "Example"] and "rich" not in result.stdout
+    example = result.stdout.splitlines()[-1].strip()
+    words = shlex.split(example)
+    assert words[: 1 + len(command)] == ["jaxspec", *command]
+    assert all(flag in result.stdout.replace(example, "") for flag in words if flag.startswith("-"))
+
+
+def test_options_are_in_one_group_each():
+    options = parameters(info.Options)
+    assert [one.name for one in Help("jaxspec info").arranged(options)] == ["as_json"]
+    for groups in ({"Output": ()}, {"Output": ("as_json", "save")}, {"Output": ("as_json",), "More": ("as_json",)}):
+        with pytest.raises(ValueError, match="each option must be in one group, got"):
+            Help("jaxspec info", groups).arranged(options)
 
 
 def test_the_first_screen_needs_no_jax():
@@ -75,7 +97,19 @@ def test_the_first_screen_needs_no_jax():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr
     listed = [line.split()[0] for line in done.stdout.partition("Commands:")[2].splitlines() if line.strip()]
-    assert listed == ["generate", "models", "data", "bench", "plan", "compile-report", "train"]
+    assert listed == [
+        "generate",
+        "complete",
+        "models",
+        "info",
+        "data",
+        "bench",
+        "plan",
+        "acceptance",
+        "prove",
+        "compile-report",
+        "train",
+    ]
 
 
 def test_version():
@@ -90,7 +124,7 @@ def test_text_alone_goes_to_stdout(folder, decoder):
     assert result.exit_code == 0, result.stderr
     assert result.stdout == expected.text + "\n"
     assert len(result.stderr.splitlines()) == 1
-    for part in ("tokens/s", "draft ngram ·", "mean acceptance length", "acceptance rate"):
+    for part in ("tokens/s", "drafter ngram ·", "mean acceptance length", "acceptance rate"):
         assert part in result.stderr
 
 
@@ -111,30 +145,30 @@ def test_drafts_are_shown(folder, decoder):
 
 @pytest.mark.slow
 def test_plain_decoding_prints_the_same(folder):
-    result = _generate(folder, "hello", "--draft", "none")
-    assert result.stdout == _generate(folder, "hello", "--draft", folder, "-k", "2").stdout
+    result = _generate(folder, "hello", "--drafter", "none")
+    assert result.stdout == _generate(folder, "hello", "--drafter", folder, "-k", "2").stdout
     assert "acceptance" not in result.stderr
 
 
 @pytest.mark.slow
 def test_a_draft_of_another_tokenizer(folder, tmp_path):
-    """It is used, and what it can guess is said."""
+    """It is used, and a message says what it can guess."""
     tokenizer = text_models.sentencepiece()
     save(dataclasses.replace(tiny.transformer(4, vocab=tokenizer.vocab_size), tokenizer=tokenizer), tmp_path / "draft")
-    result = _generate(folder, "hello", "--draft", tmp_path / "draft", "-k", "2")
-    assert result.stdout == _generate(folder, "hello", "--draft", "none").stdout
-    assert "the draft has another tokenizer: it guesses the" in result.stderr
-    trimmed = _generate(folder, "hello", "--draft", tmp_path / "draft", "-k", "2", "--draft-vocabulary", "200")
+    result = _generate(folder, "hello", "--drafter", tmp_path / "draft", "-k", "2")
+    assert result.stdout == _generate(folder, "hello", "--drafter", "none").stdout
+    assert "the draft has another tokenizer: it drafts the" in result.stderr
+    trimmed = _generate(folder, "hello", "--drafter", tmp_path / "draft", "-k", "2", "--draft-vocabulary", "200")
     assert trimmed.stdout == result.stdout
-    result = _generate(folder, "hello", "--draft", tmp_path / "draft", "--num-drafts", "2")
-    assert result.exit_code != 0 and "leave num_drafts out" in result.stderr
+    result = _generate(folder, "hello", "--drafter", tmp_path / "draft", "--num-drafts", "2")
+    assert result.exit_code != 0 and "leave --num-drafts out" in result.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the .* cannot be divided evenly")
 def test_over_all_devices(folder):
-    expected = _generate(folder, "hello", "the sea", "--draft", folder, "-k", "2").stdout
-    split = _generate(folder, "hello", "the sea", "--draft", folder, "-k", "2", "--mesh", "data=2,model=4")
+    expected = _generate(folder, "hello", "the sea", "--drafter", folder, "-k", "2").stdout
+    split = _generate(folder, "hello", "the sea", "--drafter", folder, "-k", "2", "--mesh", "data=2,model=4")
     assert (split.exit_code, split.stdout) == (0, expected)
 
 
@@ -159,6 +193,7 @@ def test_several_prompts_get_a_header_each(folder):
     assert len(result.stdout) == sum(map(len, [*headers, *texts])) + len("\n\n")
 
 
+@pytest.mark.slow
 def test_json_lines(folder, decoder):
     fixed = ("--temperature", "0.9", "--seed", "5", "--top-k", "40", "-k", "4")
     result = _generate(folder, "hello", "the sea", "--json", *fixed)
@@ -169,12 +204,14 @@ def test_json_lines(folder, decoder):
     assert [tuple(record["token_ids"]) for record in records] == [row.token_ids for row in expected]
     assert [record["text"] for record in records] == [row.text for row in expected]
     assert {record["seed"] for record in records} == {5} and {record["drafts"] for record in records} == {"4"}
+    # As the option takes it: "auto" is said to be what it stands for.
+    assert {(record["drafter"], record["max_new_tokens"], record["k"]) for record in records} == {("ngram", 12, 4)}
     assert result.stderr == ""
 
 
 @pytest.mark.slow
 def test_drafts_adapt_where_no_number_is_given(folder):
-    plain = _generate(folder, "hello hello hello", "--draft", "none").stdout
+    plain = _generate(folder, "hello hello hello", "--drafter", "none").stdout
     for options, said in (((), "k adaptive up to 8, costs given or estimated"), (("-k", "adaptive:4"), "up to 4,")):
         result = _generate(folder, "hello hello hello", *options)
         assert said in result.stderr and result.stdout == plain
@@ -209,7 +246,7 @@ def test_compare_finds_the_same_tokens(folder, options):
 
 @pytest.mark.slow
 def test_a_prediction_is_drafted(folder, tmp_path):
-    """Read from a file; what it is compared with has no use for it."""
+    """It is read from a file; plain decoding, for comparison, ignores it."""
     text = json.loads(_generate(folder, "-d", "none", "--json", "the sea").stdout)["text"]
     file = tmp_path / "expected.txt"
     file.write_text(text)
@@ -218,15 +255,16 @@ def test_a_prediction_is_drafted(folder, tmp_path):
     assert found["text"] == text and result.exit_code == 0
     (tmp_path / "picture").write_bytes(b"\x89PNG")
     binary = _generate(folder, "--prediction", tmp_path / "picture", "the sea")
-    assert binary.exit_code == 2 and "picture is no UTF-8 text" in binary.stderr
+    assert binary.exit_code == 2 and "picture is not UTF-8 text" in binary.stderr
     missing = _generate(folder, "--prediction", tmp_path / "nothing.txt", "the sea")
     assert missing.exit_code == 2 and "nothing.txt" in missing.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "value", "text"),
     [
-        ("--choice", "the sea", "the sea"),
+        pytest.param("--choice", "the sea", "the sea", marks=pytest.mark.slow),
         ("--grammar", 'start: "a" "o" | "o" "a"', "(ao|oa)"),
         pytest.param("--regex", "[ao]{3}", "[ao]{3}", marks=pytest.mark.slow),
         pytest.param("--schema", '{"enum": ["sea"]}', '"sea"', marks=pytest.mark.slow),
@@ -242,7 +280,7 @@ def test_texts_of_a_grammar(folder, tmp_path, option, value, text):
 
 @pytest.mark.slow
 def test_several_answers_with_alternatives_and_a_bias(folder):
-    """Each by its own key, the biased token in none; the second most likely tokens beside what was written."""
+    """Each has its own key, the biased token is in no answer, and the two most likely tokens are listed."""
     sampled = ("-t", "1", "--seed", "3", "--top-k", "2", "--json")
     several = ("--answers", "3", "--alternatives", "2", "--logit-bias", "7=-inf")
     lines = [json.loads(line) for line in _generate(folder, *sampled, *several, "the sea", "hello").stdout.splitlines()]
@@ -263,7 +301,7 @@ def test_several_answers_with_alternatives_and_a_bias(folder):
 
 @pytest.mark.slow
 def test_compare_says_where_samples_differ(folder):
-    arguments = ("hello", "--compare", "--temperature", "1.5", "--seed", "1", "--top-p", "1", "--draft", folder)
+    arguments = ("hello", "--compare", "--temperature", "1.5", "--seed", "1", "--top-p", "1", "--drafter", folder)
     result = _generate(folder, *arguments)
     assert "tokens: differ" in result.stderr
     assert "the two best logits there are" in result.stderr
@@ -275,29 +313,29 @@ def test_compare_says_where_samples_differ(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["hello", "-k", "-1"], "k must be at least 0, got -1"),
-        (["hello", "--draft", "none", "-k", "4"], "nothing to draft with"),
+        (["hello", "-k", "-1"], "error: -k must be at least 0, got -1; pass -k 0 for plain decoding"),
+        (["hello", "--drafter", "none", "-k", "4"], "nothing to draft with"),
         (["hello", "-k", "some"], "k must be a number, 'fixed', 'adaptive' or 'adaptive:8', got 'some'"),
-        (["hello", "--draft", "smollm"], "Did you mean smollm2-135m-instruct"),
-        (["hello", "--draft", "missing.gguf"], "there is no file or folder 'missing.gguf'"),
-        (["hello", "--draft", "none", "--compare"], "--compare needs a draft"),
-        (["hello", "--top-p", "0.5"], "--top-p would change nothing at temperature 0"),
-        (["hello", "--seed", "1", "--top-k", "2"], "--top-k, --seed would change nothing"),
+        (["hello", "--drafter", "smollm"], "Did you mean smollm2-135m-instruct"),
+        (["hello", "--drafter", "missing.gguf"], "there is no file or folder 'missing.gguf'"),
+        (["hello", "--drafter", "none", "--compare"], "--compare needs a drafter"),
+        (["hello", "-t", "0", "--top-p", "0.5"], "--top-p would change nothing at temperature 0"),
+        (["hello", "-t", "0", "--seed", "1", "--top-k", "2"], "--top-k, --seed would change nothing"),
         (["hello", "--temperature", "-1"], "temperature must be >= 0"),
-        (["hello", "--temperature", "1", "--top-p", "1.5"], "top_p must be in (0, 1]"),
+        (["hello", "--temperature", "1", "--top-p", "1.5"], "--top-p must be in (0, 1]"),
         (["hello", "--max-new-tokens", "9999"], "the target model's context is 512"),
         (["hello", "--system", "be short"], "pass --chat too"),
         (["hello", "--stop", ""], "a stop string must not be empty"),
         (["--file", "no-such-file.txt"], "no-such-file.txt"),
         (["-", "--file", "-"], "standard input can be read once only"),
         ([], "there is no prompt"),
-        (["hello", "--mesh", "model=3"], "--mesh model=3 is of 3 devices, got 8"),
+        (["hello", "--mesh", "model=3"], "--mesh model=3 needs 3 devices, got 8"),
         (["hello", "--mesh", "heads=8"], "--mesh takes sizes of the axes data and model"),
         (["hello", "--mesh", "model=2,model=4"], "each once at most"),
         (["--file", "no/such.txt"], "no/such.txt: No such file or directory"),
         (["hello", "--mesh", "model"], "pass such as --mesh data=2,model=4"),
         (["hello", "--process-id", "0"], "pass --coordinator and --num-processes too"),
-        (["hello", "--distributed", "--num-processes", "2"], "--distributed finds the processes by itself"),
+        (["hello", "--distributed", "--num-processes", "2"], "--distributed finds the processes; leave out"),
         (["hello", *PLACE, "host", "--process-id", "0"], "--coordinator must be HOST:PORT"),
         (["hello", *PLACE, "host:65536", "--process-id", "0"], "the port at most 65535"),
         (["hello", *PLACE, "host:80", "--process-id", "2"], "below --num-processes, got 2 of 2"),
@@ -385,6 +423,21 @@ def test_models():
     assert all(name in table.stdout for record in records for name in record["drafters"])
 
 
+def test_info_has_what_a_bug_report_needs(tmp_path, monkeypatch):
+    """Even on a machine without a cache folder and a compiler."""
+    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    record = json.loads(_run("info", "--json").stdout)
+    assert record["jax"] == jax.__version__ and record["devices"] == ["cpu cpu"] * 8
+    assert record["cache_folder"] == f"{tmp_path / 'cache'} (not made yet)"
+    assert re.match("none: no C\\+\\+ compiler|prebuilt: ", record["cpu_kernels"])
+    listed = _run("info").stdout
+    assert all(name.replace("_", " ") in listed for name in record) and listed.count("cpu cpu") == 8
+    assert not (tmp_path / "cache").exists()
+
+
 def test_models_says_which_drafters_are_elsewhere(monkeypatch):
     monkeypatch.setattr(zoo, "_drafters", lambda: {"smollm2-135m-instruct/eagle": None})
     table, record = _run("models").stdout, json.loads(_run("models", "--json").stdout.splitlines()[-1])
@@ -408,7 +461,7 @@ def test_a_closed_pipe_is_quiet(folder):
 @pytest.mark.smollm2
 def test_the_default_model_compares(smollm2):
     del smollm2
-    result = _run("generate", "One, two, three, four, five, six,", "-n", "16", "--compare", "--json")
+    result = _run("generate", "One, two, three, four, five, six,", "-n", "16", "-t", "0", "--compare", "--json")
     record = json.loads(result.stdout)
     assert "seven" in record["text"]
     assert record["compare"]["tokens"] == "identical"

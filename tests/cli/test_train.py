@@ -1,4 +1,4 @@
-"""`jaxspec train`: options from fields, a drafter in one line, and mistakes in one line too."""
+"""`jaxspec train`: options from fields, a drafter from one command, and one-line errors."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from jaxspec.cli import app as application
 from jaxspec.cli.recipes import recipe_parameters, recipe_values
 from jaxspec.cli.train import UpdateOptions, kinds, whole_models
 from jaxspec.contrib.exit_head.training import EarlyExitRecipe
-from jaxspec.contrib.layer_skip.training import LayerSkipRecipe
+from jaxspec.contrib.layer_skip import LayerSkipRecipe
 from jaxspec.training import losses
 from jaxspec.training.answers import AnswerOptions
 from jaxspec.training.data import make_data
@@ -70,7 +70,7 @@ def test_a_drafter_in_one_line(folders, tmp_path, model):
     out = tmp_path / "run"
     result = _train(folders, "distill", out, *SMALL, *SHORT, "--divergence", "jsd:0.3")
     assert result.exit_code == 0, result.stderr
-    assert f"--draft {out / 'head'}" in result.stdout
+    assert f"--drafter {out / 'head'}" in result.stdout
     report = json.loads((out / "training.json").read_text())
     assert report["recipe"]["divergence"] == {"kind": "JensenShannon", "beta": 0.3} and report["recipe"]["width"] == 12
     assert report["recipe"]["frequent"] is None and report["options"]["steps"] == 3
@@ -107,12 +107,15 @@ def test_mistakes(folders, tmp_path, arguments, said):
     [
         (
             ("--whole-model", "--draft-vocabulary", "64"),
-            "--draft-vocabulary: of an exit of its own, which --whole-model",
+            "--draft-vocabulary: only for training an exit",
         ),
-        (("--whole-model", "--blocks", "1", "--divergence", "tvd"), "--blocks, --divergence: of an exit"),
-        (("--dropout", "0.1"), "--dropout: only of --whole-model"),
-        (("--growing-dropout",), "--growing-dropout: only of --whole-model"),
-        (("--whole-model", "--states", "kept"), "states are kept of a target that stays as it is"),
+        (
+            ("--whole-model", "--blocks", "1", "--divergence", "tvd"),
+            "--blocks, --divergence: only for training an exit",
+        ),
+        (("--dropout", "0.1"), "--dropout: only with --whole-model"),
+        (("--growing-dropout",), "--growing-dropout: only with --whole-model"),
+        (("--whole-model", "--states", "kept"), "states are stored for a frozen target"),
         (("--whole-model", "--dropout", "1"), "dropout must be from 0 to below 1"),
     ],
 )
@@ -135,7 +138,7 @@ def test_the_two_forms_of_an_early_exit(deep, tmp_path, monkeypatch):
         EarlyExitRecipe(2, blocks=0, draft_vocabulary=None),
         LayerSkipRecipe(2, rotation=None, k=3),
     ]
-    assert "`jaxspec generate --model here --draft early-exit:2`" in result.stdout
+    assert "`jaxspec generate --model here --drafter early-exit:2`" in result.stdout
 
 
 @pytest.mark.slow
@@ -143,23 +146,29 @@ def test_a_whole_model_in_one_line(deep, tmp_path):
     out = tmp_path / "run"
     result = _train(deep, "early-exit", out, *SHORT, "--whole-model", "--layers", "1", "--dtype", "float32")
     assert result.exit_code == 0, result.stderr
-    assert f"jaxspec generate --model {out / 'head'} --draft early-exit:1" in result.stdout
+    assert f"jaxspec generate --model {out / 'head'} --drafter early-exit:1" in result.stdout
     words = [
         "generate",
         "--model",
         out / "head",
-        "--draft",
+        "--drafter",
         "early-exit:1",
         "--max-new-tokens",
         "4",
         "-k",
         "2",
+        "--temperature",
+        "0",
         "hello",
     ]
     generated = typer.testing.CliRunner().invoke(application.app, [str(word) for word in words])
     assert generated.exit_code == 0, generated.stderr
     plain = typer.testing.CliRunner().invoke(
-        application.app, [str(word) for word in [*words[:3], "--draft", "none", "--max-new-tokens", "4", "hello"]]
+        application.app,
+        [
+            str(word)
+            for word in [*words[:3], "--drafter", "none", "--max-new-tokens", "4", "--temperature", "0", "hello"]
+        ],
     )
     assert plain.exit_code == 0 and plain.stdout == generated.stdout
 
@@ -196,7 +205,7 @@ def test_whole_texts_and_where_states_are_kept(folders, tmp_path, monkeypatch):
     (answers, plain), (texts, given) = seen
     assert (plain["states"], given["states"]) == (None, str(kept))
     assert (answers.whole_texts, texts.whole_texts) == (False, True)
-    # Validation continues prompts, whatever is learned from.
+    # Validation continues prompts, regardless of the training data.
     assert given["validation"] == plain["validation"]
 
 
@@ -215,7 +224,7 @@ def test_options_are_the_fields(kind):
         assert f"--{name.replace('_', '-')}" in help_text
     if kind in whole_models():
         assert "--whole-model" in help_text and "--exit-scale" in help_text
-    # What is not said is as the recipe has it.
+    # Values that are not given are the recipe's.
     made = recipe_values(recipe, own)
     for name, field in fields.items():
         if isinstance(field.default, int | float):
@@ -230,7 +239,7 @@ def test_every_field_is_explained():
 
 
 def test_the_options_of_updates_are_those_of_training():
-    """The names and the defaults; how many updates there are is said otherwise."""
+    """Names and defaults agree; only the number of updates is given differently."""
     told = {field.name: field.default for field in dataclasses.fields(UpdateOptions)}
     assert told == {field.name: field.default for field in dataclasses.fields(TrainingOptions) if field.name != "steps"}
 

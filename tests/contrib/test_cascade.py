@@ -10,12 +10,13 @@ import pytest
 import jaxspec
 from jaxspec.contrib.cascade import CascadeDrafter
 from jaxspec.core.state import Context
-from tests._fixtures import tiny
-from tests.contracts import VARIANT_TESTS, DrafterContract
+from jaxspec.testing.contracts.drafter import DrafterContract
+from jaxspec.testing.history_models import HistoryModel, history_model, history_probs, nearby
+from tests._fixtures.contract_tests import VARIANT_TESTS
 
 # A target and a draft that soon repeat themselves, so that guesses are right, wrong and missing.
-TARGET = tiny.history_model(3, vocab=3, scale=1.5)
-DRAFT = tiny.nearby(TARGET, 0.4)
+TARGET = history_model(3, vocab=3, scale=1.5)
+DRAFT = nearby(TARGET, 0.4)
 NGRAM = jaxspec.NGramDrafter(k=2, min_ngram=1)
 SLOTS = 40
 
@@ -27,7 +28,7 @@ class TestContract(DrafterContract):
     drafter = CascadeDrafter(DRAFT, NGRAM, k=3)
 
     def guess(self, text, offset):
-        return tiny.history_probs(DRAFT, text)
+        return history_probs(DRAFT, text)
 
 
 @pytest.mark.slow
@@ -73,23 +74,23 @@ def test_the_drafts_are_those_of_the_model_alone(verifier, sampling):
     if not sampling.greedy:
         np.testing.assert_allclose(np.exp(found.log_probs)[live], np.exp(alone.log_probs)[live], atol=2e-6)
     for row in live:
-        held = int(expected.draft_state.length[row])
-        assert state.length[row] == held
-        np.testing.assert_array_equal(state.tokens[row, :held], expected.draft_state.tokens[row, :held])
+        held = int(expected.draft_state.cache.length[row])
+        assert state.cache.length[row] == held
+        np.testing.assert_array_equal(state.cache.tokens[row, :held], expected.draft_state.cache.tokens[row, :held])
 
 
 @pytest.mark.slow
 def test_passes_are_fewer_and_narrow_where_nothing_is_guessed(monkeypatch):
     widths = []
-    call = tiny.HistoryModel.__call__
+    call = HistoryModel.__call__
 
     def counting(self, tokens, cache, **options):
         jax.debug.callback(lambda width=tokens.shape[1]: widths.append(width))
         return call(self, tokens, cache, **options)
 
-    monkeypatch.setattr(tiny.HistoryModel, "__call__", counting)
-    # A draft that says 0 1 0 1 ... whatever came before.
-    steady = tiny.HistoryModel(jnp.asarray([[0, 9, 0], [9, 0, 0], [9, 0, 0]], jnp.float32), jnp.zeros((3, 3)))
+    monkeypatch.setattr(HistoryModel, "__call__", counting)
+    # A draft that says 0 1 0 1 ... after any text.
+    steady = HistoryModel(jnp.asarray([[0, 9, 0], [9, 0, 0], [9, 0, 0]], jnp.float32), jnp.zeros((3, 3)))
     length = jnp.array([5], jnp.int32)
     for text, expected in (([0, 1, 0, 1, 0], [6, 6]), ([1, 2, 2, 2, 0], [2, 2, 2, 6])):
         tokens = jnp.zeros((1, 30), jnp.int32).at[0, :5].set(jnp.array(text))
@@ -108,8 +109,8 @@ def test_passes_are_fewer_and_narrow_where_nothing_is_guessed(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"cheap": jaxspec.ModelDrafter(DRAFT)}, TypeError, "needs a drafter that copies as cheap, got ModelDrafter"),
-        ({"cheap": jaxspec.NGramDrafter(k=0)}, TypeError, "needs a drafter that copies as cheap"),
+        ({"cheap": jaxspec.ModelDrafter(DRAFT)}, TypeError, "needs a lookup drafter as cheap, got ModelDrafter"),
+        ({"cheap": jaxspec.NGramDrafter(k=0)}, TypeError, "needs a lookup drafter as cheap"),
         ({"k": 0}, ValueError, "CascadeDrafter needs k of at least 1, got 0"),
     ],
 )

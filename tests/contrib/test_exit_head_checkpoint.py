@@ -1,4 +1,4 @@
-"""Early exits in files: what is written is read, and what does not fit is told of."""
+"""Early exits in files: they are read as written, and an error reports what does not fit."""
 
 import dataclasses
 import json

@@ -9,7 +9,7 @@ import pytest
 
 import jaxspec
 from jaxspec.contrib.exit_head.training import EarlyExitRecipe
-from jaxspec.training.batching import Batch
+from jaxspec.training.dataset import Batch
 from jaxspec.training.loop import train
 from jaxspec.training.state import TrainingOptions, target_features
 from tests._fixtures import tiny
@@ -35,7 +35,7 @@ def random_params(one):
 @pytest.mark.slow
 @pytest.mark.parametrize("places", [40, 1])
 def test_the_loss_is_of_the_distributions_that_are_drafted_from(places):
-    """All places before answers, or one of each row's, whichever."""
+    """Tests all places before answers, or any one of each row."""
     one = recipe(draft_vocabulary=6, places=places)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, tiny.VOCAB, (2, 12)), jnp.int32)
     answer = np.zeros((2, 12), bool)
@@ -87,7 +87,7 @@ def write(drafter, count):
 
 
 def rate(drafter):
-    return float(write(drafter, 41).stats.acceptance_rate())
+    return float(write(drafter, 41).stats.acceptance_rate)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def trained(tmp_path_factory):
 
 @pytest.mark.slow
 def test_training_helps_in_the_real_loop(trained):
-    """Far more drafts are accepted than of the exit without training, and as many as the loss reports."""
+    """Far more drafts are accepted than from the untrained exit, and as many as the loss reports."""
     drafter = recipe(k=1).drafter(trained.params, TARGET, COUNTS)
     after, before = rate(drafter), rate(jaxspec.EarlyExitDrafter(EXIT, k=1))
     assert after > before + 0.1

@@ -111,7 +111,7 @@ def test_unscaled_many_small_neighborhoods_would_accept_any_draft():
     draft = jnp.asarray(np.concatenate([np.full(n, 1 / n), np.zeros(n)]), jnp.float32)
     rule = Neighborhood(table, bound)
     near = rule.near_all(jnp.log(target)[None, None])[0, 0]
-    # The paper's test passes every draft, so that the target would have no say at all.
+    # The paper's test passes every draft, so that the target would have no influence.
     assert (jnp.minimum(draft, target + near)[:n] >= 0.999 * draft[:n]).all()
     accepted = np.exp(rule.log_accepted(jnp.log(target)[None, None], jnp.log(draft)[None, None]))
     assert accepted.sum() == pytest.approx(np.minimum(target, draft).sum() + bound, abs=1e-5)

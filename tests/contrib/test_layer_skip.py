@@ -12,16 +12,14 @@ import pytest
 
 import jaxspec
 from jaxspec.checkpoints.params import abstract_params
-from jaxspec.contrib.layer_skip import exits
-from jaxspec.contrib.layer_skip import training as layer_skip
-from jaxspec.contrib.layer_skip.exits import Gradual, Rotational
-from jaxspec.contrib.layer_skip.passes import run_dropping
-from jaxspec.contrib.layer_skip.training import LayerSkipRecipe
+from jaxspec.contrib import layer_skip
+from jaxspec.contrib.layer_skip import Gradual, LayerSkipRecipe, Rotational, run_dropping
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.transformer import Transformer
 from jaxspec.ops.rope import Rope
 from jaxspec.sharding.rules import FULLY_SHARDED
-from jaxspec.training.batching import Batch
+from jaxspec.testing.random_models import random_params
+from jaxspec.training.dataset import Batch
 from jaxspec.training.evaluation import Prompts
 from jaxspec.training.loop import train
 from jaxspec.training.state import TrainingOptions, gradients
@@ -66,11 +64,11 @@ def of_device(batch):
 
 
 def test_the_last_layer_is_dropped_most():
-    rates = exits.dropout_rates(4, 0.1)
+    rates = layer_skip.dropout_rates(4, 0.1)
     np.testing.assert_allclose(rates, [0.0, 0.1 * (2 ** (1 / 3) - 1), 0.1 * (2 ** (2 / 3) - 1), 0.1])
-    grown = [float(exits.growth(jnp.int32(step), jnp.int32(5))) for step in range(5)]
+    grown = [float(layer_skip.growth(jnp.int32(step), jnp.int32(5))) for step in range(5)]
     np.testing.assert_allclose(grown, [math.exp(step * math.log(2) / 4) - 1 for step in range(5)], rtol=1e-6)
-    assert exits.growth(jnp.int32(0), jnp.int32(1)) == 0
+    assert layer_skip.growth(jnp.int32(0), jnp.int32(1)) == 0
 
 
 def test_rows_drop_layers_of_their_own():
@@ -88,8 +86,8 @@ def test_rows_drop_layers_of_their_own():
 
 
 def test_later_exits_weigh_more():
-    np.testing.assert_array_equal(exits.exit_weights(4, 1.0), [1, 3, 6, 10])
-    np.testing.assert_array_equal(exits.exit_weights(4, 0.5), [0.5, 1.5, 3, 4 + 3])
+    np.testing.assert_array_equal(layer_skip.exit_weights(4, 1.0), [1, 3, 6, 10])
+    np.testing.assert_array_equal(layer_skip.exit_weights(4, 0.5), [0.5, 1.5, 3, 4 + 3])
     one = recipe(exit_scale=0.5, rotation=2)
     close(one.weights(jnp.asarray([0, 8], jnp.int32), 4), np.array([0.5, 0, 3, 7]) / 10.5)
     close(one.weights(jnp.asarray([1, 8], jnp.int32), 4), np.array([0, 1.5, 0, 7]) / 8.5)
@@ -151,6 +149,7 @@ def test_a_dropped_layer_passes_its_input_on(batch):
     close(layer_skip._logits(TARGET, states[2])[1], without[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [pytest.param(1024, marks=pytest.mark.slow), 20])
 def test_the_loss_is_a_weighted_mean_over_answer_tokens(batch, chunk, monkeypatch):
     """With its gradients, however it is cut in chunks; what is reported, against distributions computed one by one."""
@@ -258,7 +257,7 @@ def test_a_run_that_died_goes_on(trained, tmp_path):
 def test_devices_and_bfloat16(tmp_path):
     """Both are the same arithmetic; everything is split over eight devices, or nothing is."""
     shape = TransformerConfig(16, 2, 32, 16, 8, 8, 64, 512, (Rope(1e4),) * 2, (None,) * 2, tied_head=True)
-    params = tiny.random_params(abstract_params(Transformer(shape)), 0, 0.2)
+    params = random_params(abstract_params(Transformer(shape)), 0, 0.2)
     target, data = jaxspec.LanguageModel(Transformer(shape), params), Conversations(vocab=16)
     one, options = (
         LayerSkipRecipe.of(target, dropout=0.3),
@@ -275,7 +274,7 @@ def test_devices_and_bfloat16(tmp_path):
     half = jaxspec.LanguageModel(Transformer(shape, jnp.bfloat16), jax.tree.map_with_path(halved, params))
     rough = train(one, half, data, options, tmp_path / "half", quiet=True)
     np.testing.assert_allclose(rough.curve[-1]["loss"], alone.curve[-1]["loss"], rtol=0.05)
-    # What is saved is what the loss was computed of.
+    # The saved parameters are those that the loss was computed from.
     saved, kept = jaxspec.load(rough.folder, dtype="bfloat16"), one.target(rough.params, half)
     assert {x.dtype.name for x in jax.tree.leaves(saved.params)} == {"float32", "bfloat16"}
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y.astype(jnp.bfloat16)), saved.params, kept.params)
@@ -297,7 +296,7 @@ def test_options(tmp_path):
     one = LayerSkipRecipe.of(tiny.transformer(layers=12))
     assert (one.layers, one.rotation, one.capture) == (3, 8, (3,)) and recipe(layers=2).rotation == 2
     assert one.curriculum == Rotational(8) and recipe(rotation=None).curriculum == Gradual()
-    assert one.usage("base", "run/head") == "--model run/head --draft early-exit:3"
+    assert one.usage("base", "run/head") == "--model run/head --drafter early-exit:3"
     for wrong, said in (
         ({"dropout": 1.0}, "dropout must be"),
         ({"exit_scale": 0.0}, "exit_scale must be"),
@@ -309,6 +308,6 @@ def test_options(tmp_path):
             recipe(**wrong)
     with pytest.raises(TypeError, match="all weights are trained, got Int8Weight"):
         LayerSkipRecipe.of(jaxspec.quantize_weights(TARGET))
-    with pytest.raises(ValueError, match="stays as it is, but LayerSkipRecipe trains it"):
+    with pytest.raises(ValueError, match="for a frozen target, but LayerSkipRecipe trains it"):
         train(one, TARGET, Chains(), OPTIONS, tmp_path / "run", states=tmp_path / "states")
     assert not list(tmp_path.iterdir())

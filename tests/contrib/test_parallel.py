@@ -1,4 +1,4 @@
-"""`ParallelDrafter` without a mesh, and what it refuses; `tests/sharding/test_beside.py` has the meshes."""
+"""`ParallelDrafter` without a mesh, and calls it rejects; `tests/sharding/test_beside.py` has the meshes."""
 
 import dataclasses
 
@@ -11,14 +11,15 @@ import jaxspec
 from jaxspec.contrib.parallel import ParallelDrafter
 from jaxspec.sharding.params import shard_models
 from jaxspec.sharding.rules import Rules
+from jaxspec.testing.contracts.drafter import LENGTHS, PROMPTS
+from jaxspec.testing.contracts.tree_drafter import TreeDrafterContract
+from jaxspec.testing.history_models import HistoryModel, history_model, history_probs, nearby
 from jaxspec.verifiers.k_seq import KSequence
 from jaxspec.verifiers.multi_draft import MultiDraftVerifier
 from tests._fixtures import tiny
-from tests.contracts.drafter import LENGTHS, PROMPTS
-from tests.contracts.tree_drafter import TreeDrafterContract
 
-TARGET = tiny.history_model(3, vocab=3, scale=1.5)
-FIRST, SECOND = tiny.nearby(TARGET, 0.5), tiny.nearby(TARGET, 0.9, seed=10)
+TARGET = history_model(3, vocab=3, scale=1.5)
+FIRST, SECOND = nearby(TARGET, 0.5), nearby(TARGET, 0.9, seed=10)
 
 
 @pytest.mark.slow
@@ -29,7 +30,7 @@ class TestTwoModels(TreeDrafterContract):
     most_traces = 2 * 3
 
     def expected(self, text, before, node):
-        return tiny.history_probs((FIRST, SECOND)[node // 3], text)
+        return history_probs((FIRST, SECOND)[node // 3], text)
 
 
 @pytest.mark.slow
@@ -39,7 +40,7 @@ class TestReplicas(TreeDrafterContract):
     most_traces = 3 * 3
 
     def expected(self, text, before, node):
-        return tiny.history_probs(FIRST, text, 1.5)
+        return history_probs(FIRST, text, 1.5)
 
 
 @pytest.mark.slow
@@ -63,13 +64,15 @@ def test_only_replicas_of_one_model_are_alike():
     replicas, models = ParallelDrafter(FIRST, num_drafts=2), ParallelDrafter((FIRST, SECOND))
     assert (replicas.k, replicas.lengths, models.lengths) == (4, (8,), (8,))
     MultiDraftVerifier(KSequence()).check(replicas)
-    with pytest.raises(ValueError, match="KSequence needs independent drafts of one distribution, got ParallelDrafter"):
+    with pytest.raises(
+        ValueError, match="KSequence needs independent drafts from one distribution, got ParallelDrafter"
+    ):
         MultiDraftVerifier(KSequence()).check(models)
 
 
 def test_models_loaded_apart_may_have_tokenizers_of_their_own():
     first, second = (dataclasses.replace(tiny.transformer(seed), tokenizer=object()) for seed in (1, 2))
-    assert ParallelDrafter((first, second)).context_length == first.context_length
+    assert ParallelDrafter((first, second)).info.context_length == first.context_length
 
 
 SMALL = tiny.transformer(1)
@@ -86,7 +89,7 @@ SMALL = tiny.transformer(1)
         ((FIRST, SECOND), {"k": 2.0}, TypeError, "k must be an integer, got 2.0"),
         ((FIRST, SECOND), {"k": jaxspec.draft_length.EntropyStop(3)}, ValueError, "got EntropyStop; pass an integer k"),
         ((FIRST, "a model"), {}, TypeError, "needs Models, got str; jaxspec.load makes one"),
-        (tiny.HistoryModel, {"num_drafts": 2}, TypeError, "got the class HistoryModel itself"),
+        (HistoryModel, {"num_drafts": 2}, TypeError, "got the class HistoryModel itself"),
         (
             (SMALL, tiny.transformer(1, layers=2)),
             {},
@@ -94,7 +97,7 @@ SMALL = tiny.transformer(1)
             r"models with different num_layers, ropes, windows; pass UnionDrafter\(\(ModelDrafter",
         ),
         ((SMALL, FIRST), {}, ValueError, "models with different structure"),
-        ((FIRST, tiny.history_model(0, vocab=5)), {}, ValueError, "models with different shapes or dtypes"),
+        ((FIRST, history_model(0, vocab=5)), {}, ValueError, "models with different shapes or dtypes"),
     ],
 )
 def test_bad_input(models, options, error, text):
@@ -103,7 +106,7 @@ def test_bad_input(models, options, error, text):
 
 
 def test_models_are_checked_against_the_target():
-    drafter = ParallelDrafter((tiny.history_model(0, vocab=5), tiny.history_model(1, vocab=5)), k=2)
+    drafter = ParallelDrafter((history_model(0, vocab=5), history_model(1, vocab=5)), k=2)
     with pytest.raises(ValueError, match="must share one vocabulary"):
         jaxspec.generate(TARGET, drafter, jnp.asarray(PROMPTS % 3), prompt_length=LENGTHS, max_new_tokens=2)
     rows = ParallelDrafter((FIRST, SECOND), k=2, sampling=jaxspec.Sampling(np.ones(4)))

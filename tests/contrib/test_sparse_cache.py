@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.testing.contracts.drafter import LENGTHS, PROMPTS, DrafterContract
+from jaxspec.testing.history_models import history_model
 from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
-from tests.contracts import DrafterContract
-from tests.contracts.drafter import LENGTHS, PROMPTS
 
 SINKS, WINDOW, K, MOST_TEXT = 2, 3, 3, 64
 
@@ -59,7 +59,7 @@ class TestSparseCache(SparseCacheContract):
 
 @pytest.mark.slow
 class TestPauses(PausesContract, SparseCacheContract):
-    """Lengths in turn, down to none."""
+    """Draft lengths in turn, down to 0."""
 
     drafter = jaxspec.contrib.SparseCacheDrafter(SINKS, WINDOW, k=Turns())
 
@@ -86,8 +86,8 @@ def test_it_keeps_nothing_between_rounds():
 
 
 def test_a_target_without_keys_does_not_fit():
-    target = tiny.history_model(vocab=tiny.VOCAB)
-    with pytest.raises(TypeError, match="got a target that keeps a TokenCache"):
+    target = history_model(vocab=tiny.VOCAB)
+    with pytest.raises(TypeError, match="got a target with a TokenCache"):
         jaxspec.generate(target, jaxspec.contrib.SparseCacheDrafter(), jnp.asarray(PROMPTS), max_new_tokens=3)
 
 

@@ -12,15 +12,15 @@ from jaxspec.core.tree import Tree
 from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.drafters.base import NoDrafter
 from jaxspec.drafters.tree import TreeDrafter
+from jaxspec.testing.contracts.drafter import LENGTHS, PROMPTS
+from jaxspec.testing.contracts.tree_drafter import TreeDrafterContract
+from jaxspec.testing.history_models import history_model, history_probs, nearby
 from jaxspec.verifiers.tree import TreeVerifier
-from tests._fixtures import tiny
+from tests._fixtures.contract_tests import VARIANT_TESTS
 from tests._fixtures.ngrams import search
-from tests.contracts import VARIANT_TESTS
-from tests.contracts.drafter import LENGTHS, PROMPTS
-from tests.contracts.tree_drafter import TreeDrafterContract
 
-TARGET = tiny.history_model(3, vocab=3, scale=1.5)
-FIRST, SECOND = tiny.nearby(TARGET, 0.5), tiny.nearby(TARGET, 0.9, seed=10)
+TARGET = history_model(3, vocab=3, scale=1.5)
+FIRST, SECOND = nearby(TARGET, 0.5), nearby(TARGET, 0.9, seed=10)
 
 
 class TestModelsAndText(TreeDrafterContract):
@@ -38,9 +38,9 @@ class TestModelsAndText(TreeDrafterContract):
 
     def expected(self, text, before, node):
         if node < 2:
-            return tiny.history_probs(FIRST, text)
+            return history_probs(FIRST, text)
         if node >= 5:
-            return tiny.history_probs(SECOND, text, 2.0)
+            return history_probs(SECOND, text, 2.0)
         offset = node - 2
         text = text[: len(text) - offset]
         last = search(text, 3, 2)
@@ -61,7 +61,7 @@ class TestModelsAndText(TreeDrafterContract):
 @pytest.mark.slow
 def test_without_a_model_nothing_is_drawn():
     union = UnionDrafter((jaxspec.NGramDrafter(k=2, min_ngram=1), jaxspec.NGramDrafter(k=3)))
-    assert union.deterministic and union.context_length is None and (union.max_drafts, union.lengths) == (3, (5,))
+    assert union.deterministic and union.info.context_length is None and (union.max_drafts, union.lengths) == (3, (5,))
     options = {"prompt_length": jnp.asarray(LENGTHS), "max_new_tokens": 30}
     plain, found = (jaxspec.generate(TARGET, d, jnp.asarray(PROMPTS % 3), **options) for d in (None, union))
     np.testing.assert_array_equal(found.tokens, plain.tokens)
@@ -84,7 +84,8 @@ def test_each_drafter_hears_of_its_own_chain():
     path = jnp.array([[0, 3, 4, 0], [0, 3, 4, 5], [0, 0, 0, 0]], jnp.int32)
     verdict = Verdict(jnp.array([3, 4, 0], jnp.int32), jnp.array([9, 8, 7], jnp.int32), path)
     state = jaxspec.contrib.union.UnionState(((), (), ()), tokens, valid)
-    union.observe(state, Context(*[None] * 6), verdict, ())
+    context = Context(None, None, tokens, jnp.full(3, 7, jnp.int32), jnp.zeros(3, jnp.bool_), None)
+    union.observe(state, context, verdict, ())
     assert heard == [([1, 1, 0], [2, 2, 7]), ([3, 4, 0], [9, 8, 7]), ([1, 1, 0], [2, 2, 7])]
 
 
@@ -97,11 +98,11 @@ def test_drafters_of_one_model_draw_with_noise_of_their_own():
     @jax.jit
     def propose(union):
         state = jaxspec.init(TARGET, union, prompt, max_new_tokens=4, sampling=jaxspec.Sampling(), key=keys)
-        context = Context(TARGET, state.cache, state.tokens, state.length, state.done, state.sampling)
+        context = state.context.of(TARGET)
         return union.propose(TreeVerifier().rng(keys, state.length), state.drafter_state, context)[0].tokens
 
     tokens = np.asarray(propose(union))
-    chance = (tiny.history_probs(FIRST, (PROMPTS[0] % 3).tolist(), 8.0) ** 2).sum()
+    chance = (history_probs(FIRST, (PROMPTS[0] % 3).tolist(), 8.0) ** 2).sum()
     # Five standard deviations: a false alarm once in 1.7 million runs.
     assert abs((tokens[:, 0] == tokens[:, 1]).mean() - chance) < 5 * np.sqrt(chance * (1 - chance) / 2000)
 
@@ -136,6 +137,6 @@ def test_a_drafter_that_reads_the_target_s_states_is_refused():
 
 
 def test_drafters_are_checked_against_the_target():
-    union = UnionDrafter((jaxspec.NGramDrafter(k=2), jaxspec.ModelDrafter(tiny.history_model(0, vocab=5), k=2)))
+    union = UnionDrafter((jaxspec.NGramDrafter(k=2), jaxspec.ModelDrafter(history_model(0, vocab=5), k=2)))
     with pytest.raises(ValueError, match="must share one vocabulary"):
         jaxspec.generate(TARGET, union, jnp.asarray(PROMPTS % 3), prompt_length=LENGTHS, max_new_tokens=2)

@@ -1,4 +1,4 @@
-"""What is found part by part, and put together, is what one device finds in all of a vocabulary."""
+"""Results combined from parts of a vocabulary are those of one device over all of it."""
 
 import dataclasses
 
@@ -7,13 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.core.argmax import argmax
-from jaxspec.core.at_drafts import AtDrafts
-from jaxspec.core.parts import at_tokens, exchange, on_one_device, over_devices
+from jaxspec.core.leading import take_row
+from jaxspec.core.parts import argmax, at_tokens, exchange, on_one_device, over_devices
 from jaxspec.core.random import RoundKeys, row_keys
-from jaxspec.core.rows import take_row
 from jaxspec.core.sampling import Sampling, draw
-from jaxspec.core.split_sampling import Chain
+from jaxspec.core.split_sampling import AtDrafts, Chain
 from jaxspec.core.state import Proposal
 from jaxspec.core.sums import log_sum_exp
 from jaxspec.verifiers.block import BlockVerifier
@@ -82,17 +80,17 @@ POLICIES = {
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_tokens_are_drawn_as_from_the_whole(policy):
-    """And the distributions are the same; a chain's drafts are looked up with them."""
-    noise = jax.random.gumbel(jax.random.key(0), (4, 3, VOCAB))
+    """The distributions agree too; a chain's drafts are looked up with them."""
+    rng, offsets = RoundKeys(row_keys(jax.random.key(0), 4), jnp.full(4, 5, jnp.int32)), jnp.arange(3, dtype=jnp.int32)
     tokens = jnp.asarray(np.random.default_rng(2).integers(0, VOCAB, size=(4, 2)), jnp.int32)
 
-    def everything(policy, values, noise, tokens):
-        drawn, log_probs = draw(policy, values, noise)
+    def everything(policy, values, tokens):
+        drawn, log_probs = draw(policy, values, rng, offsets, VOCAB)
         chain = Chain.of(policy, values, tokens, log_probs[:, 1:])
         return drawn, log_probs, policy.log_probs(values), tuple(vars(chain).values())
 
-    drawn, log_probs = jax.jit(draw)(policy, logits(), noise)
-    found, *same, (all_, normalizer, of_drafts, target, draft) = in_parts(everything, policy, logits(), noise, tokens)
+    drawn, log_probs = jax.jit(draw, static_argnums=4)(policy, logits(), rng, offsets, VOCAB)
+    found, *same, (all_, normalizer, of_drafts, target, draft) = in_parts(everything, policy, logits(), tokens)
     np.testing.assert_array_equal(found, drawn)
     for one in (*same, all_):
         np.testing.assert_allclose(one, log_probs, rtol=2e-6, atol=2e-6)

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.core.model import CHUNK, chunk_of
+from jaxspec.core.model import ModelTraits
 from jaxspec.core.prefill import prefill
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.ops.native.build import NoCompilerError
+from jaxspec.testing.random_models import random_model
 from tests._fixtures import tiny
 
 LENGTHS, SLOTS = (7, 4, 11), 14
@@ -22,8 +23,12 @@ TARGET = tiny.transformer(5, layers=2)
 class Chunked(jaxspec.LanguageModel):
     """Notes how many tokens each pass is traced with."""
 
-    prompt_chunk: int = dataclasses.field(default=CHUNK, metadata={"static": True})
+    prompt_chunk: int = dataclasses.field(default=128, metadata={"static": True})
     passes: list = dataclasses.field(default_factory=list, compare=False, metadata={"static": True})
+
+    @property
+    def traits(self):
+        return dataclasses.replace(super().traits, prompt_chunk=self.prompt_chunk)
 
     def __call__(self, tokens, cache, **options):
         self.passes.append(tokens.shape[1])
@@ -38,7 +43,8 @@ def filled(chunk):
     return made, set(model.passes) - {1}
 
 
-@pytest.mark.parametrize("chunk", [3, CHUNK, *(pytest.param(some, marks=pytest.mark.slow) for some in (4, 8))])
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [3, 128, *(pytest.param(some, marks=pytest.mark.slow) for some in (4, 8))])
 def test_chunks_are_as_the_model_asks(chunk):
     made, passes = filled(chunk)
     whole, _ = filled(SLOTS)
@@ -52,16 +58,14 @@ def test_chunks_are_as_the_model_asks(chunk):
 
 def test_stored_weights_ask_for_fewer():
     """Where native kernels multiply by them; a model around it passes on what it asks for."""
-    assert chunk_of(TARGET) == chunk_of(object()) == CHUNK
-    with pytest.raises(ValueError, match="prompt_chunk of Chunked must be a positive integer, got 0"):
-        chunk_of(Chunked(TARGET.module, TARGET.params, prompt_chunk=0))
-    wide = tiny.random_model(dataclasses.replace(tiny.config(), width=32, head_dim=16, mlp_width=64), 0, 0.1)
-    assert chunk_of(jaxspec.quantize_weights(wide)) == CHUNK
+    assert TARGET.traits.prompt_chunk == ModelTraits().prompt_chunk == 128
+    wide = random_model(dataclasses.replace(tiny.config(), width=32, head_dim=16, mlp_width=64), 0, 0.1)
+    assert jaxspec.quantize_weights(wide).traits.prompt_chunk == 128
     try:
-        assert chunk_of(jaxspec.native_kernels(wide)) == CHUNK
+        assert jaxspec.native_kernels(wide).traits.prompt_chunk == 128
         stored = jaxspec.native_kernels(wide, weights="int8")
     except NoCompilerError as error:
         pytest.skip(str(error))
-    assert chunk_of(stored) == chunk_of(jaxspec.quantize_cache(stored)) == 32
-    assert chunk_of(jaxspec.drafters.ResizedModel(stored, 20)) == 32
-    assert chunk_of(jaxspec.drafters.TrimmedModel.of(stored, 5)) == 32
+    assert stored.traits.prompt_chunk == jaxspec.quantize_cache(stored).traits.prompt_chunk == 32
+    assert jaxspec.drafters.ResizedModel(stored, 20).traits.prompt_chunk == 32
+    assert jaxspec.drafters.TrimmedModel.of(stored, 5).traits.prompt_chunk == 32

@@ -69,3 +69,10 @@ def test_what_is_no_dataclass():
         register_dataclass(int)
     with pytest.raises(ValueError, match="Duplicate custom"):
         register_dataclass(Pair)
+
+
+def test_a_context_ends_with_its_cache():
+    """Compiled for TPUs, the order of a state's leaves decides how a round's products are laid out."""
+    context = jaxspec.core.Context(None, "cache", "tokens", "length", "done", None, max_drafts="most", predicted="text")
+    assert jax.tree.leaves(context) == ["tokens", "length", "done", "most", "text", "cache"]
+    assert jax.tree.map(str.upper, context).cache == "CACHE"

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from jaxspec.core.random import as_threefry, row_keys
+from jaxspec.testing.enumeration.several_rounds import key_names, recorded_keys
 from jaxspec.verifiers.coupled import CoupledVerifier
 from jaxspec.verifiers.rejection import TokenVerifier
-from tests.oracle.draws import real_names, recorded_keys
 
 ROWS, ROUNDS, K = 3, range(1, 12), 4
 
 
 def test_no_key_is_used_twice_over_rows_rounds_purposes_and_offsets():
     names = [
-        real_names(TokenVerifier(), row_key, length, K).all()
+        key_names(TokenVerifier(), row_key, length, K).all()
         for row_key, length in itertools.product(row_keys(jax.random.key(0), ROWS), ROUNDS)
     ]
     flat = list(itertools.chain(*names))
@@ -32,7 +32,7 @@ def test_each_position_has_one_key_apart_from_every_round():
         for length in ROUNDS:
             rng = CoupledVerifier().rng(row_key[None], jnp.full(1, length, jnp.int32))
             rng.token_noise(K, 3)
-    rounds = itertools.chain(*(real_names(TokenVerifier(), row_key, n, K).all() for n in ROUNDS))
+    rounds = itertools.chain(*(key_names(TokenVerifier(), row_key, n, K).all() for n in ROUNDS))
     assert len(set(positions)) == len(ROUNDS) + K - 1
     assert not set(positions) & set(rounds)
 

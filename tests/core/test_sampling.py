@@ -9,7 +9,7 @@ from jaxspec.core.sampling import Greedy, Sampling
 
 
 def reference(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
-    """Temperature, top-k, top-p, min-p, then renormalize; what ties with the last kept stays."""
+    """Temperature, top-k, top-p, min-p, then renormalize; ties with the last kept token stay."""
     logits = np.asarray(logits, np.float64)
     if temperature == 0:
         return np.eye(len(logits))[np.argmax(logits)]
@@ -75,6 +75,7 @@ def probs(logits, **options):
     return np.exp(Sampling(**options).log_probs(jnp.asarray(logits, jnp.float32)[None, None]))[0, 0]
 
 
+@pytest.mark.slow
 def test_temperature_comes_before_top_p():
     """Cut after the temperature, a flat distribution keeps more tokens than the raw one would."""
     logits = np.log([0.7, 0.2, 0.1])

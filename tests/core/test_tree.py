@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.core.tree import Tree, ancestors, best_tree, depths, verification_mask
-from jaxspec.core.tree_arguments import paths_of_nodes
+from jaxspec.core.tree import Tree, ancestors, best_tree, depths, paths_of_nodes, verification_mask
 from tests._fixtures import published_trees
 
 

@@ -1,4 +1,4 @@
-"""Several answers of one prompt: rows of their own keys behind one pass over the prompt."""
+"""Several answers to one prompt: rows with their own keys after one pass over the prompt."""
 
 import dataclasses
 
@@ -10,13 +10,13 @@ import pytest
 import jaxspec
 from jaxspec.core import Report
 from jaxspec.core.random import answer_keys
-from jaxspec.decoding import answers
 from jaxspec.decoding import generate as loop
 from jaxspec.processors import LogitBias, Penalties
+from jaxspec.testing.history_models import history_model, nearby
 from tests._fixtures import tiny
 
 TARGET, DRAFT = tiny.transformer(3, layers=2), tiny.transformer(4)
-LIGHT = tiny.history_model(2, vocab=tiny.VOCAB)
+LIGHT = history_model(2, vocab=tiny.VOCAB)
 PROMPT, LENGTHS, KEY, N = jnp.asarray([[1, 2, 3, 4], [5, 1, 0, 0]], jnp.int32), np.array([4, 2]), jax.random.key(5), 3
 POLICY = jaxspec.Sampling(
     jnp.asarray([1.0, 0.5]), processors=(Penalties(jnp.asarray([1.3, 1.0]), 0.2), LogitBias.of({2: -1.0}))
@@ -27,7 +27,7 @@ DRAFTERS = {
     "n-gram": lambda: jaxspec.NGramDrafter(k=3, min_ngram=1),
     "suffix": lambda: jaxspec.SuffixDrafter(k=3),
     "model": lambda: jaxspec.ModelDrafter(DRAFT, k=3),
-    "light": lambda: jaxspec.ModelDrafter(tiny.nearby(LIGHT, 0.7), k=2),
+    "light": lambda: jaxspec.ModelDrafter(nearby(LIGHT, 0.7), k=2),
     "adaptive": lambda: jaxspec.ModelDrafter(DRAFT, k=jaxspec.Adaptive((1.0, 1.1, 1.2), (0, 1, 2))),
     "tree": lambda: jaxspec.TreeDrafter(DRAFT, jaxspec.Tree((-1, -1, 0, 0))),
     "eagle": lambda: jaxspec.EagleDrafter(jaxspec.heads.eagle.init(TARGET, KEY), k=2),
@@ -42,7 +42,7 @@ def each(values):
 
 
 def rows_of_their_own(drafter, target=TARGET):
-    """What the same keys give as rows that are fed one by one."""
+    """Generates with the same keys, but feeds each row separately."""
     policy = jaxspec.Sampling(each([1.0, 0.5]), processors=(Penalties(each([1.3, 1.0]), 0.2), LogitBias.of({2: -1.0})))
     options = OPTIONS | {"max_new_tokens": np.repeat([9, 4], N), "stop_tokens": each([[7], [-1]])}
     keys = answer_keys(jaxspec.core.row_keys(KEY, 2), N)
@@ -57,13 +57,14 @@ def check(found, expected):
     assert len({tuple(row) for row in found.tokens[:N].tolist()}) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "light")) for name in DRAFTERS]
 )
 def test_they_are_those_of_rows_with_their_keys(name):
     drafter, target = DRAFTERS[name](), LIGHT if name == "light" else TARGET
     options = OPTIONS | {"prompt_length": LENGTHS, "key": KEY, "sampling": POLICY}
-    check(jaxspec.generate(target, drafter, PROMPT, n=N, **options), rows_of_their_own(drafter, target))
+    check(jaxspec.generate(target, drafter, PROMPT, answers=N, **options), rows_of_their_own(drafter, target))
 
 
 @pytest.mark.slow
@@ -71,7 +72,9 @@ def test_they_are_those_of_rows_with_their_keys(name):
 def test_caches_of_other_layouts(options):
     """A cache of windows has its rows in another place."""
     target = tiny.transformer(3, layers=2, ropes=(tiny.Rope(1e4),) * 2, **options)
-    found = jaxspec.generate(target, None, PROMPT, n=N, prompt_length=LENGTHS, key=KEY, sampling=POLICY, **OPTIONS)
+    found = jaxspec.generate(
+        target, None, PROMPT, answers=N, prompt_length=LENGTHS, key=KEY, sampling=POLICY, **OPTIONS
+    )
     check(found, rows_of_their_own(None, target))
 
 
@@ -84,14 +87,20 @@ def test_the_prompt_is_fed_once(monkeypatch):
         return own(model, tokens, *arguments)
 
     monkeypatch.setattr(loop, "prefill", counted)
-    loop.generate(LIGHT, None, PROMPT, n=5, max_new_tokens=2).tokens.block_until_ready()
+    loop.generate(LIGHT, None, PROMPT, answers=5, max_new_tokens=2).tokens.block_until_ready()
     jax.effects_barrier()
     assert seen == [2]
 
 
 @pytest.mark.slow
 def test_rounds_of_one_s_own_and_streams():
-    options = {"prompt_length": LENGTHS, "key": KEY, "sampling": jaxspec.Sampling(1.0), "max_new_tokens": 5, "n": 2}
+    options = {
+        "prompt_length": LENGTHS,
+        "key": KEY,
+        "sampling": jaxspec.Sampling(1.0),
+        "max_new_tokens": 5,
+        "answers": 2,
+    }
     whole = jaxspec.generate(LIGHT, None, PROMPT, **options)
     state = jaxspec.init(LIGHT, None, PROMPT, **options)
     assert state.tokens.shape[0] == 4
@@ -109,7 +118,7 @@ def test_inside_vmap_and_jit():
     policy = jaxspec.Sampling(1.0)
     one = lambda prompt, key: (
         jaxspec.generate(
-            TARGET, jaxspec.NGramDrafter(k=2), prompt, key=key, sampling=policy, max_new_tokens=5, n=2
+            TARGET, jaxspec.NGramDrafter(k=2), prompt, key=key, sampling=policy, max_new_tokens=5, answers=2
         ).tokens
     )
     keys = jax.random.split(KEY, 3)
@@ -123,7 +132,7 @@ def test_inside_vmap_and_jit():
 @jaxspec.core.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _OwnPolicy:
-    """Of one's own, with a value a row."""
+    """A custom policy with a value per row."""
 
     temperature: jnp.ndarray
     greedy = False
@@ -132,21 +141,19 @@ class _OwnPolicy:
         return jax.nn.log_softmax(logits / self.temperature[:, None, None])
 
 
+@pytest.mark.slow
 def test_what_has_a_value_a_row_that_nobody_else_knows_is_refused():
-    """A policy of one's own, or an array in which rows are not an axis of theirs."""
-    options = {"key": KEY, "max_new_tokens": 2, "n": 2}
-    with pytest.raises(
-        ValueError, match=r"sampling=_OwnPolicy does not take the 4 rows of n=2 answers; give it values"
-    ):
+    """Tests a custom policy; `row_axes` rejects arrays without an axis of rows."""
+    options = {"key": KEY, "max_new_tokens": 2, "answers": 2}
+    with pytest.raises(ValueError, match=r"sampling=_OwnPolicy does not take the 4 rows of answers=2; give it values"):
         jaxspec.generate(LIGHT, None, PROMPT, sampling=_OwnPolicy(jnp.asarray([0.5, 1.0])), **options)
     shared = _OwnPolicy(jnp.asarray([0.5]))
     assert jaxspec.generate(LIGHT, None, PROMPT, sampling=shared, **options).tokens.shape == (4, 2)
-    for shape, wide in (((6, 5), (12, 5)), ((2, 2), (4, 4))):
-        with pytest.raises(ValueError, match="caches and states with an axis of the rows alone, got an array"):
-            answers._repeat_like(jnp.zeros(shape), wide, 2, 2)
 
 
-@pytest.mark.parametrize(("n", "error"), [(0, ValueError), (1.0, TypeError), (True, TypeError), (None, TypeError)])
-def test_what_is_no_number_of_answers(n, error):
+@pytest.mark.parametrize(
+    ("answers", "error"), [(0, ValueError), (1.0, TypeError), (True, TypeError), (None, TypeError)]
+)
+def test_what_is_no_number_of_answers(answers, error):
     with pytest.raises(error, match="generate needs"):
-        jaxspec.generate(TARGET, None, PROMPT, max_new_tokens=2, n=n)
+        jaxspec.generate(TARGET, None, PROMPT, max_new_tokens=2, answers=answers)

@@ -1,4 +1,4 @@
-"""Every argument that cannot work is refused, and the error says what was got and what to pass."""
+"""Every argument that cannot work is rejected, and the error names the value and what to pass."""
 
 import dataclasses
 
@@ -9,9 +9,10 @@ import pytest
 
 import jaxspec
 from jaxspec import Greedy, Sampling
+from jaxspec.testing.history_models import history_model
 from tests._fixtures import tiny
 
-TARGET = tiny.history_model(0, vocab=5)
+TARGET = history_model(0, vocab=5)
 PROMPT = jnp.array([[1, 2, 3], [0, 4, 0]], jnp.int32)
 
 
@@ -34,7 +35,7 @@ def generate(target=TARGET, drafter=None, prompt=PROMPT, **options):
     ("options", "error", "got", "expected"),
     [
         pytest.param(
-            {"drafter": jaxspec.ModelDrafter(tiny.history_model(0, vocab=7))},
+            {"drafter": jaxspec.ModelDrafter(history_model(0, vocab=7))},
             ValueError,
             "draft of 7 tokens for a target of 5",
             "target's tokenizer",
@@ -80,7 +81,7 @@ def generate(target=TARGET, drafter=None, prompt=PROMPT, **options):
         pytest.param({"sampling": Sampling(np.inf)}, ValueError, "inf", "temperature must be", id="temperature inf"),
         pytest.param({"sampling": Sampling("hot")}, TypeError, "hot", "temperature must be", id="temperature text"),
         pytest.param({"sampling": Sampling(None)}, TypeError, "None", "temperature must be", id="temperature none"),
-        pytest.param({"sampling": Sampling([1.0] * 3)}, ValueError, r"\(3,\)", "one a row", id="temperature rows"),
+        pytest.param({"sampling": Sampling([1.0] * 3)}, ValueError, r"\(3,\)", "one per row", id="temperature rows"),
         pytest.param(
             {"sampling": Sampling(top_p=0.0)}, ValueError, r"0\.0", r"top_p must be in \(0, 1\]", id="top_p 0"
         ),
@@ -105,7 +106,7 @@ def generate(target=TARGET, drafter=None, prompt=PROMPT, **options):
             {"sampling": Sampling(), "key": jax.random.split(jax.random.key(0), 3)},
             ValueError,
             r"shape \(3,\) for 2 rows",
-            "one key or one a row",
+            "one key or one per row",
             id="keys",
         ),
         pytest.param({"sampling": 0.7}, TypeError, "float", r"Sampling\(temperature=", id="temperature as policy"),
@@ -124,7 +125,7 @@ def generate(target=TARGET, drafter=None, prompt=PROMPT, **options):
             {"drafter": "ngram"},
             TypeError,
             "drafter must be a jaxspec Drafter, got str",
-            r"; pass what jaxspec\.load_drafter returns for a name, .* or None",
+            r"; pass a drafter such as jaxspec\.NGramDrafter\(\), .* or None",
             id="drafter name",
         ),
         pytest.param({"drafter": TARGET}, TypeError, "got HistoryModel", "Drafter", id="model as drafter"),
@@ -132,7 +133,7 @@ def generate(target=TARGET, drafter=None, prompt=PROMPT, **options):
             {"target": lambda x: x},
             TypeError,
             "target must be a jaxspec Model, got function",
-            r"; pass what jaxspec\.load, jaxspec\.from_function or jaxspec\.from_nnx returns$",
+            r"; pass a model from jaxspec\.load, jaxspec\.from_function or jaxspec\.from_nnx$",
             id="function",
         ),
         pytest.param({"target": "smollm2"}, TypeError, "target must be .* got str", r"jaxspec\.load", id="model name"),
@@ -182,6 +183,7 @@ def test_unknown_options():
             call(temperature=0.5)
 
 
+@pytest.mark.slow
 def test_what_is_accepted_though_it_looks_odd():
     """Lists, NumPy, 64-bit ids, raw keys, concrete arrays closed over by jit, ids past the prompt's end."""
     expected = generate(prompt_length=[3, 2]).tokens

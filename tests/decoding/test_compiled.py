@@ -112,12 +112,33 @@ def test_nothing_leaves_the_device(program):
     assert "while(" in program
 
 
-def test_a_round_without_drafts_makes_what_a_plain_one_makes():
-    """Entries for the cache, which are its widest arrays, of one token alone."""
+@pytest.mark.slow
+def test_a_profiler_finds_the_parts_of_a_generation(program, request):
+    """A compiled program's operations are called by the parts that they are of; plain decoding proposes nothing."""
+    names = {part for name in re.findall(r'op_name="([^"]*)"', program) for part in name.split("/")}
+    assert {"prefill", "verify", "commit"} <= names and ("propose" in names) == (
+        "plain" not in request.node.callspec.id
+    )
+
+
+@pytest.fixture(scope="module")
+def traced():
+    """A traced round with a drafter that may not draft, and the shape of its cache."""
     drafter, prompt = jaxspec.NGramDrafter(k=6), jnp.zeros((BATCH, 4), jnp.int32)
     state = jaxspec.init(TARGET, drafter, prompt, max_new_tokens=8, key=jax.random.key(0))
     jaxpr = jax.make_jaxpr(lambda state: jaxspec.step(TARGET, drafter, None, state))(state).jaxpr
-    cache = state.cache.keys.shape
+    return jaxpr, state.cache.keys.shape
+
+
+@pytest.mark.slow
+def test_a_round_names_its_parts(traced):
+    names = {name for eqn in equations(traced[0]) for name in str(eqn.source_info.name_stack).split("/")}
+    assert {"propose", "verify", "commit"} <= names
+
+
+def test_a_round_without_drafts_makes_what_a_plain_one_makes(traced):
+    """Entries for the cache, which are its widest arrays, of one token alone."""
+    jaxpr, cache = traced
     bodies = [eqn.params["body_jaxpr"].jaxpr for eqn in equations(jaxpr) if eqn.primitive.name == "while"]
     rounds = [body for body in bodies if cache in {x.aval.shape for x in body.outvars}]
     slots = [

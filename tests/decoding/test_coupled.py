@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.testing.history_models import history_model, nearby
 from tests._fixtures import tiny
 
-TARGET = tiny.history_model(0, vocab=tiny.VOCAB, scale=2.0)
-DRAFT = tiny.nearby(TARGET, 0.3)
+TARGET = history_model(0, vocab=tiny.VOCAB, scale=2.0)
+DRAFT = nearby(TARGET, 0.3)
 ROWS, MOST = 6, 30
 PROMPT = np.random.default_rng(1).integers(0, tiny.VOCAB, (ROWS, 7))
 LENGTH = np.array([7, 1, 4, 3, 2, 7])

@@ -19,6 +19,8 @@ from jaxspec.core.tree import Tree
 from jaxspec.drafters.children import WithoutReplacement, WithReplacement
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
 from jaxspec.drafters.tree import TreeDrafter
+from jaxspec.testing.history_models import HistoryModel, history_model, history_probs, nearby
+from jaxspec.testing.statistics import FALSE_ALARM, independence, same_distribution
 from jaxspec.verifiers.block import BlockVerifier
 from jaxspec.verifiers.coupled import CoupledVerifier
 from jaxspec.verifiers.k_seq import KSequence
@@ -27,11 +29,10 @@ from jaxspec.verifiers.rejection import TokenVerifier
 from jaxspec.verifiers.traversal import TraversalVerifier
 from jaxspec.verifiers.tree import TreeVerifier
 from tests._fixtures import tiny, token_maps
-from tests.oracle.statistics import FALSE_ALARM, independence, same_distribution
 
 VOCAB, ROWS, LENGTH, TESTS = 4, 40_000, 3, 100
-TARGET = tiny.history_model(2, vocab=VOCAB)
-DRAFT, OTHER = tiny.nearby(TARGET, 0.7), tiny.nearby(TARGET, 1.0, seed=4)
+TARGET = history_model(2, vocab=VOCAB)
+DRAFT, OTHER = nearby(TARGET, 0.7), nearby(TARGET, 1.0, seed=4)
 MODEL = jaxspec.ModelDrafter(DRAFT, k=2)
 NGRAM = jaxspec.NGramDrafter(k=2, min_ngram=1)
 SUFFIX = jaxspec.SuffixDrafter(k=2)
@@ -101,7 +102,7 @@ POLICY = jaxspec.Sampling(
 
 def probs_of(target, text, temperature, top_p) -> np.ndarray:
     """The warped distribution after a text, by sorting."""
-    probs = tiny.history_probs(target, text, temperature)
+    probs = history_probs(target, text, temperature)
     order = np.argsort(-probs)
     kept = order[: int(np.searchsorted(np.cumsum(probs[order]), top_p)) + 1]
     return np.where(np.isin(np.arange(VOCAB), kept), probs, 0) / probs[kept].sum()
@@ -143,10 +144,10 @@ def test_the_joint_distribution_of_three_tokens(pair):
     same_distribution(joint_probs(TARGET, SHORT, 1.3, 0.8), counts(tokens[SECOND]), tests=TESTS)
     text = list(SHORT)
     for place in range(LENGTH):
-        text.append(int(np.argmax(tiny.history_probs(TARGET, text))))
+        text.append(int(np.argmax(history_probs(TARGET, text))))
         assert (tokens[COLD, place] == text[-1]).all()
-    assert 0 < result.stats.acceptance_rate() < 1
-    assert result.lossless and result.measured_total_variation() == 0
+    assert 0 < result.stats.acceptance_rate < 1
+    assert result.lossless and result.measured_total_variation == 0
 
 
 @pytest.mark.slow
@@ -161,8 +162,8 @@ def test_the_joint_distribution_of_three_tokens(pair):
 def test_a_draft_whose_support_the_target_excludes(verifier):
     """Nothing is ever accepted, and the distribution is right."""
     low, high = jnp.array([0, 0, -jnp.inf, -jnp.inf]), jnp.array([-jnp.inf, -jnp.inf, 0, 0])
-    target = tiny.HistoryModel(TARGET.a + low[None], TARGET.b)
-    draft = jaxspec.ModelDrafter(tiny.HistoryModel(TARGET.a + high[None], TARGET.b), k=2)
+    target = HistoryModel(TARGET.a + low[None], TARGET.b)
+    draft = jaxspec.ModelDrafter(HistoryModel(TARGET.a + high[None], TARGET.b), k=2)
     long = {"texts": TEXTS[FIRST], "lengths": LENGTHS[FIRST], "sampling": jaxspec.Sampling(0.7)}
     result = generate(target, draft, verifier, **long)
     assert result.stats.accepted.sum() == 0
@@ -171,8 +172,8 @@ def test_a_draft_whose_support_the_target_excludes(verifier):
 
 def flat(seed):
     """A model with one distribution for every token."""
-    a = tiny.history_model(seed, vocab=VOCAB).a[:1]
-    return tiny.HistoryModel(jnp.broadcast_to(a, (VOCAB, VOCAB)), jnp.zeros((VOCAB, VOCAB)))
+    a = history_model(seed, vocab=VOCAB).a[:1]
+    return HistoryModel(jnp.broadcast_to(a, (VOCAB, VOCAB)), jnp.zeros((VOCAB, VOCAB)))
 
 
 @pytest.mark.slow
@@ -212,5 +213,5 @@ def test_rounds_and_rows_are_independent(drafter, verifier):
         table = np.zeros((a.max() + 1, b.max() + 1))
         np.add.at(table, (a, b), 1)
         assert independence(table) > FALSE_ALARM / TESTS
-    probs = tiny.history_probs(target, [0])
+    probs = history_probs(target, [0])
     same_distribution(probs, np.bincount(twos, minlength=VOCAB), tests=TESTS)

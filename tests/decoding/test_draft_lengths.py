@@ -15,13 +15,13 @@ import jaxspec
 from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.draft_length.base import Fixed
 from jaxspec.draft_length.early_stop import ConfidenceStop, EntropyStop
+from jaxspec.testing.history_models import history_model, history_probs, nearby
+from jaxspec.testing.statistics import same_distribution
 from jaxspec.verifiers.block import BlockVerifier
-from tests._fixtures import tiny
-from tests.oracle.statistics import same_distribution
 
 VOCAB, ROWS, LENGTH, K = 3, 60_000, 4, 3
-TARGET = tiny.history_model(2, vocab=VOCAB)
-DRAFT = tiny.nearby(TARGET, 0.7)
+TARGET = history_model(2, vocab=VOCAB)
+DRAFT = nearby(TARGET, 0.7)
 TEXT = (1, 0, 2, 1, 0)
 # Each decides often, and within four tokens.
 DRAFT_LENGTHS = {
@@ -47,7 +47,7 @@ def generate(drafter, *, rows=ROWS, length=LENGTH, seed=0, **options):
 
 def joint_probs() -> np.ndarray:
     probs = [
-        np.prod([tiny.history_probs(TARGET, TEXT + text[:i])[text[i]] for i in range(LENGTH)])
+        np.prod([history_probs(TARGET, TEXT + text[:i])[text[i]] for i in range(LENGTH)])
         for text in itertools.product(range(VOCAB), repeat=LENGTH)
     ]
     return np.array(probs)
@@ -67,7 +67,7 @@ def test_the_joint_distribution_of_four_tokens(name):
     result = generate(DRAFTERS[name], verifier=CASES[name])
     counts = np.asarray(result.tokens) @ VOCAB ** np.arange(LENGTH - 1, -1, -1)
     same_distribution(joint_probs(), np.bincount(counts, minlength=VOCAB**LENGTH), tests=len(CASES))
-    assert 0 < result.stats.acceptance_rate() < 1
+    assert 0 < result.stats.acceptance_rate < 1
     # Rounds of the same text drafted different numbers of tokens.
     assert 0 < result.stats.drafted_at[:, -1].sum() < result.stats.drafted_at[:, 0].sum()
 
@@ -85,7 +85,7 @@ def test_coupled_tokens_are_those_of_plain_decoding(name):
 
 
 def test_an_integer_is_a_fixed_draft_length():
-    """What was passed is kept; the number of drafts that it stands for is the same."""
+    """The value is kept as passed; both stand for the same number of drafts."""
     for given in (K, Fixed(K)):
         for drafter in (jaxspec.ModelDrafter(DRAFT, k=given), jaxspec.NGramDrafter(k=given)):
             assert drafter.k == given and drafter.draft_length == Fixed(K) and drafter.max_drafts == K

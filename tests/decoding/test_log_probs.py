@@ -1,4 +1,4 @@
-"""The log-probabilities that come back are those of one full pass over the finished text."""
+"""The returned log-probabilities are those of one full pass over the finished text."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ DRAFTERS = {
 }
 
 
-# A chain is verified as a tree is, and other trees as the drawn one.
+# Chains are verified like trees, and other trees like the drawn one.
 MORE = ("model", "dynamic tree", "union")
 CASES = [
     pytest.param(drafter, id=name, marks=[pytest.mark.slow] if name in MORE else [])
@@ -36,6 +36,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", CASES)
 @pytest.mark.parametrize(
     "sampling",

@@ -1,4 +1,4 @@
-"""What is returned beside tokens: the target's own alternatives and logits, whatever drafted."""
+"""Results returned with the tokens: the target's own alternatives and logits, for any drafter."""
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +8,11 @@ import pytest
 import jaxspec
 from jaxspec.core import Report
 from jaxspec.processors import LogitBias
-from tests._fixtures import tiny
+from jaxspec.testing.history_models import history_model, nearby
 
 VOCAB, NEW = 7, 9
-TARGET = tiny.history_model(2, vocab=VOCAB)
-DRAFT = tiny.nearby(TARGET, 0.7)
+TARGET = history_model(2, vocab=VOCAB)
+DRAFT = nearby(TARGET, 0.7)
 PROMPT, LENGTHS = jnp.asarray([[1, 2, 3], [4, 1, 0]], jnp.int32), np.array([3, 2])
 POLICY = jaxspec.Sampling(0.8, top_k=4, processors=(LogitBias.of({2: -np.inf, 5: 1.5}),))
 DRAFTERS = {
@@ -30,6 +30,7 @@ def generate(drafter, policy, **options):
     return jaxspec.generate(TARGET, drafter, PROMPT, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "policy"),
     [
@@ -65,6 +66,7 @@ def warped(logits, policy):
     return scores - np.log(np.exp(scores).sum())
 
 
+@pytest.mark.slow
 def test_nothing_is_returned_that_was_not_asked_for():
     result = generate(None, jaxspec.Greedy(), report=Report())
     assert result.reported is None

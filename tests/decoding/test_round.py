@@ -1,4 +1,4 @@
-"""One round, in worked examples: what is committed, counted and cut."""
+"""One round, in worked examples: committed, counted and truncated tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -7,14 +7,14 @@ import pytest
 
 import jaxspec
 from jaxspec.core.state import Proposal
+from jaxspec.testing.history_models import HistoryModel
 from jaxspec.verifiers.tree_walk import match_path
-from tests._fixtures import tiny
 
 VOCAB, K = 6, 3
-# Whatever the text, the next token is the last plus one: 0 1 2 3 4 5 0 1 ...
-TARGET = tiny.HistoryModel(9.0 * jnp.roll(jnp.eye(VOCAB), 1, axis=1), jnp.zeros((VOCAB, VOCAB)))
+# After any text, the next token is the last plus one: 0 1 2 3 4 5 0 1 ...
+TARGET = HistoryModel(9.0 * jnp.roll(jnp.eye(VOCAB), 1, axis=1), jnp.zeros((VOCAB, VOCAB)))
 # The draft agrees, but after 3 it says 5.
-DRAFT = tiny.HistoryModel(TARGET.a.at[3].set(9.0 * jnp.eye(VOCAB)[5]), TARGET.b)
+DRAFT = HistoryModel(TARGET.a.at[3].set(9.0 * jnp.eye(VOCAB)[5]), TARGET.b)
 PROMPT = jnp.arange(VOCAB, dtype=jnp.int32)[:, None]
 
 
@@ -32,6 +32,7 @@ def emitted(info):
     return [row[:count].tolist() for row, count in zip(np.asarray(info.tokens), info.count.tolist(), strict=True)]
 
 
+@pytest.mark.slow
 def test_accepted_drafts_then_the_target_s_own_token():
     state, info = run()
     assert emitted(info) == [[1, 2, 3, 4], [2, 3, 4], [3, 4], [4], [5, 0, 1, 2], [0, 1, 2, 3]]

@@ -1,4 +1,4 @@
-"""Rows of a batch: each has its own parameters, and knows nothing of the others."""
+"""Rows of a batch: each has its own parameters, and does not depend on the others."""
 
 import jax
 import jax.numpy as jnp
@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.testing.history_models import history_model, nearby
 from tests._fixtures import tiny
 
-TARGET = tiny.history_model(0, vocab=tiny.VOCAB, scale=2.0)
-DRAFTER = jaxspec.ModelDrafter(tiny.nearby(TARGET, 0.3), k=3)
+TARGET = history_model(0, vocab=tiny.VOCAB, scale=2.0)
+DRAFTER = jaxspec.ModelDrafter(nearby(TARGET, 0.3), k=3)
 ROWS = 5
 PROMPT = np.random.default_rng(1).integers(0, tiny.VOCAB, (ROWS, 7))
 LENGTH = np.array([7, 1, 4, 3, 5])
@@ -45,6 +46,7 @@ def together():
     return generate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [1, *(pytest.param(row, marks=pytest.mark.slow) for row in range(ROWS) if row != 1)])
 def test_a_row_alone_is_the_row_in_the_batch(together, row):
     """With the row's own parameters: one that took row 0's would differ."""

@@ -1,4 +1,4 @@
-"""What a drafter or a policy of one's own may do wrong: ids outside of the vocabulary, and distributions of nothing."""
+"""Mistakes of custom drafters and policies: ids outside the vocabulary, and empty distributions."""
 
 import dataclasses
 
@@ -11,16 +11,14 @@ import jaxspec
 from jaxspec.core import Status, StopReason
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import Proposal
+from jaxspec.testing.history_models import HistoryModel, history_model
 from jaxspec.verifiers import KSequence, MultiDraftVerifier, TraversalVerifier, TreeVerifier
-from tests._fixtures import tiny
 
 VOCAB, K = 5, 2
 LAST = VOCAB - 1
 # The last token is the likely one: -1, which wraps to it, would be accepted.
-TARGET = tiny.HistoryModel(
-    tiny.history_model(0, vocab=VOCAB).a.at[:, LAST].add(4.0), tiny.history_model(1, vocab=VOCAB).b
-)
-# Two drafts a row, and how many come before the first that is no token.
+TARGET = HistoryModel(history_model(0, vocab=VOCAB).a.at[:, LAST].add(4.0), history_model(1, vocab=VOCAB).b)
+# Two drafts a row, and how many come before the first invalid id.
 CHAINS = [((-1, LAST), 0), ((LAST, -1), 1), ((VOCAB, LAST), 0), ((LAST, VOCAB), 1), ((2**31 - 1, 1), 0), ((LAST, 0), 2)]
 CHAINS += [((-(2**31), LAST), 0), ((LAST, -(2**31)), 1)]
 
@@ -35,7 +33,7 @@ class Scripted(jaxspec.Drafter):
     certain: bool = dataclasses.field(metadata={"static": True})
     alike: bool = dataclasses.field(default=False, metadata={"static": True})
     deterministic = property(lambda self: self.certain)
-    identically_distributed = property(lambda self: self.alike)
+    info = property(lambda self: jaxspec.drafters.DrafterInfo(identically_distributed=self.alike))
 
     @property
     def max_drafts(self):
@@ -76,6 +74,7 @@ def _scripted(tree, deterministic, withdrawn, **options):
     return Scripted(jnp.asarray(ids, jnp.int32), jnp.ones(ids.shape, jnp.bool_), deterministic, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verifier", "tree", "deterministic", "sampling"),
     [
@@ -118,7 +117,7 @@ def test_an_id_outside_of_the_vocabulary_is_as_if_it_were_not_drafted(verifier, 
 
 
 # The next token is the last plus one, with near certainty.
-COUNTING = tiny.HistoryModel(90.0 * jnp.roll(jnp.eye(VOCAB), 1, axis=1), jnp.zeros((VOCAB, VOCAB)))
+COUNTING = HistoryModel(90.0 * jnp.roll(jnp.eye(VOCAB), 1, axis=1), jnp.zeros((VOCAB, VOCAB)))
 
 
 @register_dataclass
@@ -134,6 +133,7 @@ class Leaving:
         return jnp.where(broken, self.left, jax.nn.log_softmax(logits))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "drafter",
     [

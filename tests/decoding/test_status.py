@@ -1,4 +1,4 @@
-"""What a program cannot raise it reports: bad traced values and NaN logits end their row alone."""
+"""Errors that a program cannot raise are reported: bad traced values and NaN logits end only their row."""
 
 import jax
 import jax.numpy as jnp
@@ -7,13 +7,13 @@ import pytest
 
 import jaxspec
 from jaxspec.core import Status, StopReason
-from tests._fixtures import tiny
+from jaxspec.testing.history_models import HistoryModel, history_model, nearby
 
 VOCAB, BROKEN = 5, 4
-CLEAN = tiny.history_model(0, vocab=VOCAB, scale=2.0)
+CLEAN = history_model(0, vocab=VOCAB, scale=2.0)
 # After token 4, every logit is NaN; token 4 itself is never drawn.
-TARGET = tiny.HistoryModel(CLEAN.a.at[:, BROKEN].set(-1e9).at[BROKEN].set(jnp.nan), CLEAN.b)
-DRAFTER = jaxspec.ModelDrafter(tiny.nearby(CLEAN, 0.3), k=2)
+TARGET = HistoryModel(CLEAN.a.at[:, BROKEN].set(-1e9).at[BROKEN].set(jnp.nan), CLEAN.b)
+DRAFTER = jaxspec.ModelDrafter(nearby(CLEAN, 0.3), k=2)
 KEYS = jax.random.split(jax.random.key(0), 3)
 GOOD = {
     "prompt": jnp.array([[0, 1, 2], [3, 2, 1], [2, 2, 0]], jnp.int32),
@@ -53,6 +53,7 @@ def test_good_values_are_fine(good):
     good.raise_for_status()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "status"),
     [
@@ -87,6 +88,7 @@ def test_a_bad_row_ends_with_its_status_and_disturbs_no_other(good, name, value,
         found.raise_for_status()
 
 
+@pytest.mark.slow
 def test_ids_beyond_the_prompt_s_end_are_no_error(good):
     found = generate(GOOD | {"prompt": GOOD["prompt"].at[2, 2].set(99)})
     assert found.status.tolist() == [Status.OK] * 3
@@ -99,13 +101,13 @@ def greedy(target, drafter, **options):
 
 def breaking_after(token):
     """The clean model, but with NaN for every logit after `token`."""
-    return tiny.HistoryModel(CLEAN.a.at[token].set(jnp.nan), CLEAN.b)
+    return HistoryModel(CLEAN.a.at[token].set(jnp.nan), CLEAN.b)
 
 
 @pytest.mark.parametrize("drafter", [None, jaxspec.ModelDrafter(CLEAN, k=3)], ids=["plain", "speculative"])
 @pytest.mark.parametrize("place", [0, 2, 5])
 def test_what_came_before_nan_logits_is_kept(drafter, place):
-    """Whatever is drafted: the tokens before the NaN, then the error."""
+    """For any drafts: the tokens before the NaN, then the error."""
     clean = greedy(CLEAN, None).tokens.tolist()
     broken = clean[0][place]
     found = greedy(breaking_after(broken), drafter)

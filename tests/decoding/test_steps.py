@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.testing.history_models import history_model, nearby
 from tests._fixtures import tiny
 
-TARGET = tiny.history_model(0, vocab=tiny.VOCAB, scale=2.0)
-DRAFTER = jaxspec.ModelDrafter(tiny.nearby(TARGET, 0.3), k=2)
+TARGET = history_model(0, vocab=tiny.VOCAB, scale=2.0)
+DRAFTER = jaxspec.ModelDrafter(nearby(TARGET, 0.3), k=2)
 VERIFIER = jaxspec.BlockVerifier()
 PROMPT = jnp.asarray(np.random.default_rng(1).integers(0, tiny.VOCAB, (3, 16)), jnp.int32)
 
@@ -67,6 +68,7 @@ def alive(given):
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((given, PROMPT, TARGET, DRAFTER)))
 
 
+@pytest.mark.slow
 def test_a_finished_state_does_not_change(whole):
     end = run(jaxspec.init(TARGET, DRAFTER, PROMPT, **options()), jaxspec.jit_step())
     after, info = jaxspec.jit_step()(TARGET, DRAFTER, VERIFIER, end)
@@ -95,6 +97,7 @@ def test_the_state_has_one_shape():
     assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), after)
 
 
+@pytest.mark.slow
 def test_a_stream_yields_what_is_generated(whole):
     given = options()
     rows = [[], [], []]
@@ -137,6 +140,6 @@ def test_statistics_add_up(whole):
     same(stats.accepted_at.sum(axis=1), stats.accepted)
     assert (stats.accepted_at <= stats.drafted_at).all()
     assert (stats.drafted_at <= stats.rounds[:, None]).all()
-    assert stats.mean_acceptance_length() == pytest.approx(float(whole.length.sum() / stats.rounds.sum()))
-    assert stats.acceptance_rate() == pytest.approx(float(stats.accepted.sum() / stats.drafted.sum()))
-    np.testing.assert_allclose(stats.acceptance_by_position(), stats.accepted_at.sum(0) / stats.rounds.sum())
+    assert stats.mean_acceptance_length == pytest.approx(float(whole.length.sum() / stats.rounds.sum()))
+    assert stats.acceptance_rate == pytest.approx(float(stats.accepted.sum() / stats.drafted.sum()))
+    np.testing.assert_allclose(stats.acceptance_by_position, stats.accepted_at.sum(0) / stats.rounds.sum())

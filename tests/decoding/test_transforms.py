@@ -1,4 +1,4 @@
-"""`generate` under the caller's transformations, with every kind of key, traced once a shape."""
+"""`generate` under the caller's transformations, with every kind of key, traced once per shape."""
 
 import re
 
@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.testing.history_models import HistoryModel, history_model, nearby
 from tests._fixtures import tiny
 
-TARGET = tiny.history_model(0, vocab=tiny.VOCAB, scale=2.0)
-DRAFTER = jaxspec.ModelDrafter(tiny.nearby(TARGET, 0.3), k=2)
+TARGET = history_model(0, vocab=tiny.VOCAB, scale=2.0)
+DRAFTER = jaxspec.ModelDrafter(nearby(TARGET, 0.3), k=2)
 PROMPT = jnp.asarray(np.random.default_rng(1).integers(0, tiny.VOCAB, (2, 5)), jnp.int32)
 KEYS = jax.random.split(jax.random.key(4), 4)
 
@@ -67,7 +68,7 @@ def test_vmap_over_prompts_and_temperatures():
 
 @pytest.mark.slow
 def test_vmap_over_models():
-    models = [TARGET, tiny.history_model(7, vocab=tiny.VOCAB, scale=2.0)]
+    models = [TARGET, history_model(7, vocab=tiny.VOCAB, scale=2.0)]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *models)
     found = jax.jit(jax.vmap(lambda target: tokens(KEYS[0], target=target)))(stacked)
     for i, model in enumerate(models):
@@ -123,7 +124,7 @@ def test_new_values_do_not_trace_again(monkeypatch, one_by_one):
     def traced(*args, **kwargs):
         raise AssertionError("traced again")
 
-    monkeypatch.setattr(tiny.HistoryModel, "__call__", traced)
+    monkeypatch.setattr(HistoryModel, "__call__", traced)
     generate(jax.random.key(99), 10 - PROMPT, temperature=jnp.array([0.0, 1.3]), max_new_tokens=16)
     generate(jax.random.key(99), PROMPT[:, :3], temperature=2, max_new_tokens=np.array([3, 7]))
     with pytest.raises(AssertionError, match="traced again"):

@@ -1,4 +1,4 @@
-"""`Adaptive`: what it picks, how soon, and what a round then runs."""
+"""`Adaptive`: the lengths it picks, how soon, and the passes that a round then runs."""
 
 import dataclasses
 import itertools
@@ -15,18 +15,19 @@ from jaxspec.core.prefill import CATCH_UP_CHUNK
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.drafters.base import NoDrafter
+from jaxspec.testing.history_models import HistoryModel, history_model, nearby
 from tests._fixtures import tiny
 from tests._fixtures.compiled import computations_in_loops
 from tests._fixtures.draft_lengths import PlainAdaptive, right_drafts, run, run_together
 
 LENGTHS, COSTS, PERIOD = (0, 2, 4, 8), (1.0, 1.40137, 1.70271, 2.40173), 128
 ADAPTIVE = Adaptive(COSTS, LENGTHS)
-TARGET = tiny.history_model(0, scale=2.0)
+TARGET = history_model(0, scale=2.0)
 PROMPT = jnp.array([[3, 1, 2], [1, 0, 3]], jnp.int32)
 
 
 def test_drafts_that_are_certain_are_drafted_as_far_as_they_pay():
-    """Whatever was accepted before, which they change nothing of; those behind them count as before."""
+    """They are, regardless of the acceptance so far, which they do not change; later drafts count as before."""
     state, rows = ADAPTIVE.init(2), jnp.ones(2, jnp.bool_)
     state = dataclasses.replace(state, acceptance=jnp.full((2, 8), 0.02))
     longest = lambda *certain: ADAPTIVE.longest_certain(state, rows, rows, jnp.asarray(certain, jnp.int32)).tolist()
@@ -38,7 +39,7 @@ def test_drafts_that_are_certain_are_drafted_as_far_as_they_pay():
     assert dear.longest_certain(state, rows, rows, jnp.asarray([8, 0], jnp.int32)).tolist() == [0, 0]
 
 
-OPTIONS = ({}, {"rate": 0.4, "period": 5, "prior": 0.4}, {"period": 9})
+OPTIONS = (pytest.param({}, marks=pytest.mark.slow), {"rate": 0.4, "period": 5, "prior": 0.4}, {"period": 9})
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -137,7 +138,7 @@ PASSES = []
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Watched(tiny.HistoryModel):
+class Watched(HistoryModel):
     """Notes each executed pass and its width."""
 
     name: str = dataclasses.field(default="", metadata={"static": True})
@@ -167,7 +168,7 @@ def watch_rounds(draft, length, rounds):
 def test_a_round_without_drafts_is_a_plain_round():
     """The draft model does not run at all, and then reads what it missed before the next trial."""
     length = Adaptive((1.0, 1.5), (0, 2), period=20)
-    found = watch_rounds(tiny.HistoryModel(-TARGET.a, -TARGET.b), length, 42)
+    found = watch_rounds(HistoryModel(-TARGET.a, -TARGET.b), length, 42)
     plain = [passes for limit, _, passes in found if limit == [0, 0]]
     assert len(plain) > 25 and all(passes == [("target", 1)] for passes in plain)
     drafting = [passes for limit, _, passes in found if limit == [2, 2]]
@@ -179,7 +180,7 @@ def test_a_round_without_drafts_is_a_plain_round():
 def test_rounds_are_those_of_the_formula_through_generate():
     """Limits recorded round by round, against the formula fed with what was accepted."""
     length = Adaptive((1.0, 1.30137, 1.90271), (0, 1, 3), period=6, rate=0.3)
-    found = watch_rounds(tiny.nearby(TARGET, 0.8), length, 60)
+    found = watch_rounds(nearby(TARGET, 0.8), length, 60)
     plain = PlainAdaptive((1.0, 1.30137, 1.90271), (0, 1, 3), rows=2, period=6, rate=0.3)
     for limit, accepted, _ in found:
         assert limit == plain.limits()
@@ -198,14 +199,14 @@ def test_rounds_are_those_of_the_formula_through_generate():
 @pytest.mark.slow
 def test_new_costs_do_not_trace_again(monkeypatch):
     def generate(costs):
-        drafter = jaxspec.ModelDrafter(tiny.nearby(TARGET, 0.8), k=Adaptive(costs, (0, 2)))
+        drafter = jaxspec.ModelDrafter(nearby(TARGET, 0.8), k=Adaptive(costs, (0, 2)))
         return jaxspec.generate(TARGET, drafter, PROMPT, max_new_tokens=30)
 
     def traced(*args, **options):
         raise AssertionError("a model was traced again")
 
     cheap = generate((1.0, 1.01))
-    monkeypatch.setattr(tiny.HistoryModel, "__call__", traced)
+    monkeypatch.setattr(HistoryModel, "__call__", traced)
     dear = generate((1.0, 50.0))
     np.testing.assert_array_equal(cheap.tokens, dear.tokens)
     assert dear.stats.rounds.sum() > cheap.stats.rounds.sum()
@@ -254,7 +255,7 @@ def test_costs_given_as_an_array_are_checked_when_used():
 
 @pytest.mark.slow
 def test_costs_are_measured_in_one_program_for_all_lengths():
-    costs = measure_costs(TARGET, jaxspec.ModelDrafter(tiny.nearby(TARGET, 0.3)), (0, 2), batch=2, text=12, repeats=1)
+    costs = measure_costs(TARGET, jaxspec.ModelDrafter(nearby(TARGET, 0.3)), (0, 2), batch=2, text=12, repeats=1)
     assert len(costs) == 2 and min(costs) > 0
     assert Adaptive(costs, (0, 2)).lengths == (0, 2)
     with pytest.raises(TypeError, match="a drafter that takes a DraftLength, got NoDrafter"):

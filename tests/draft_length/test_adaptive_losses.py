@@ -1,4 +1,4 @@
-"""What `Adaptive` loses and finds, by tables of costs: exact arithmetic, without any clock."""
+"""Losses and choices of `Adaptive`, by tables of costs: exact arithmetic, without a clock."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +33,7 @@ def time_of(costs, limits):
 
 
 def until(tokens, time, emitted):
-    """Time and number of the tokens of the first rounds that emit at least so many, row by row."""
+    """Returns time and number of tokens of the first rounds that emit at least `tokens`, for each row."""
     last = np.argmax(np.cumsum(emitted, axis=0) >= tokens, axis=0)
     rows = np.arange(time.shape[1])
     return np.cumsum(time, axis=0)[last, rows], np.cumsum(emitted, axis=0)[last, rows]
@@ -97,7 +97,7 @@ def test_drafts_whose_quality_comes_and_goes_lose_little_and_gain():
 
 
 def slowest(costs, right, count):
-    """Time of a batch until its slowest row has so many tokens, over their number."""
+    """Returns the time until the slowest row of a batch has `count` tokens, divided by `count`."""
     limits = np.asarray(run_together(Adaptive(costs, LENGTHS), right))
     assert (limits == limits[:, :1]).all()
     tokens = np.cumsum(1 + np.minimum(limits, right), axis=0).min(axis=1)
@@ -119,7 +119,7 @@ def test_rows_that_accept_less_decide():
 
 @pytest.mark.slow
 def test_rows_that_take_turns_are_as_fast_as_all_together():
-    """Each finds something to copy in every fourth round: none stays behind, so a draft pays for what all emit."""
+    """Each finds something to copy in every fourth round: no row lags, so a draft pays for what all emit."""
     length, live = Adaptive((1.0, 1.1), (0, 2)), jnp.ones(4, jnp.bool_)
     state, time, tokens = length.init(4), 0.0, np.zeros(4, int)
     for index in range(80):

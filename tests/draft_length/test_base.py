@@ -1,4 +1,4 @@
-"""Draft lengths: their formulas, what they may look at, and what a round then runs."""
+"""Draft lengths: their formulas, the values they may depend on, and the passes that a round then runs."""
 
 import dataclasses
 import inspect
@@ -13,11 +13,11 @@ from jaxspec.core.state import Context
 from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.draft_length.base import DraftLength, Fixed
 from jaxspec.draft_length.early_stop import ConfidenceStop, CumulativeConfidence, EntropyStop
-from tests._fixtures import tiny
+from jaxspec.testing.history_models import history_model, history_probs
 from tests._fixtures.draft_lengths import Altered
 
 VOCAB, K, ROWS = 5, 4, 64
-DRAFT = tiny.history_model(1, vocab=VOCAB, scale=1.5)
+DRAFT = history_model(1, vocab=VOCAB, scale=1.5)
 TOKENS = jax.random.randint(jax.random.key(7), (ROWS, 16), 0, VOCAB, jnp.int32)
 LENGTH = jnp.arange(ROWS, dtype=jnp.int32) % 9 + 2
 DRAFT_LENGTHS = {
@@ -40,6 +40,7 @@ def propose(drafter, at=-1, acceptance=None, sampling=jaxspec.Sampling()):  # no
     return drafter.propose(rng, state, context)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFT_LENGTHS)
 def test_no_draft_decides_whether_it_is_submitted(name):
     """Another draft at position i leaves everything up to and with i's validity as it was."""
@@ -62,19 +63,20 @@ def test_no_draft_decides_whether_it_is_submitted(name):
 @pytest.mark.parametrize("length", [DraftLength, Fixed, ConfidenceStop, CumulativeConfidence, EntropyStop, Adaptive])
 def test_the_calls_show_no_draft_length_the_draft_it_decides_about(length):
     parameters = lambda name: list(inspect.signature(getattr(length, name)).parameters)  # noqa: E731
-    assert parameters("longest") == ["self", "state", "able", "live"]
+    assert parameters("longest") == ["self", "state", "draftable", "active"]
     assert parameters("should_verify") == ["self", "state", "cum_accept_prob"]
     assert parameters("should_draft") == ["self", "state", "log_probs"]
     assert parameters("continue_") == ["self", "state", "log_prob"]
-    assert parameters("observe") == ["self", "state", "submitted", "accepted", "able", "live"]
+    assert parameters("observe") == ["self", "state", "submitted", "accepted", "draftable", "active"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [jaxspec.Sampling(), jaxspec.Sampling(0.0), jaxspec.Greedy()], ids=repr)
 def test_stops_against_their_formulas(sampling):
     """Where the policy is certain, the draft model's own distribution decides."""
     drafts = np.asarray(propose(jaxspec.ModelDrafter(DRAFT, k=K), sampling=sampling).tokens)
     text = lambda row, i: [*np.asarray(TOKENS)[row, : LENGTH[row]], *drafts[row, :i]]  # noqa: E731
-    probs = np.array([[tiny.history_probs(DRAFT, text(row, i)) for i in range(K)] for row in range(ROWS)])
+    probs = np.array([[history_probs(DRAFT, text(row, i)) for i in range(K)] for row in range(ROWS)])
     sure = np.take_along_axis(probs, drafts[..., None], axis=2)[..., 0] >= 0.5
     expected = true_before_false(np.pad(sure, ((0, 0), (1, 0)), constant_values=True)[:, :K])
     found = propose(jaxspec.ModelDrafter(DRAFT, k=ConfidenceStop(K, 0.5)), sampling=sampling)

@@ -1,4 +1,4 @@
-"""Predicted costs of rounds, which bytes and the kernels decide."""
+"""Predicted costs of rounds, which depend on bytes and kernels."""
 
 import jax.numpy as jnp
 import pytest

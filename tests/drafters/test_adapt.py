@@ -149,7 +149,7 @@ def test_words_that_do_not_fit():
     with pytest.raises(ValueError, match="drafts that compete need a fixed number"):
         jaxspec.load_drafter("ngram", TARGET, k="adaptive", num_drafts=2)
     with pytest.raises(ValueError, match="depends on the target"):
-        jaxspec.named.drafter_of(TARGET, "adaptive")
+        jaxspec.text.names.drafter_of(TARGET, "adaptive")
     assert jaxspec.load_drafter("ngram", TARGET, k="fixed").k == jaxspec.load_drafter("ngram", TARGET, k="4").k == 4
     assert jaxspec.load_drafter("none", TARGET).max_drafts == 0
 
@@ -182,17 +182,17 @@ def test_medusa_drafts_at_most_one_token_a_head():
         (lambda text: "[" * 100_000, "RecursionError"),
         (lambda text: "{}", "expected a list, got dict"),
         (lambda text: text.replace('"costs"', '"cost"'), r"\[0\]: costs: is missing"),
-        (lambda text: text.replace("2.0", '"2.0"', 1), r"\[0\]: costs: 0: expected int or float, got '2.0'"),
-        (lambda text: text.replace("2.0", "-2.0", 1), r"\[0\]: costs: expected numbers above 0"),
-        (lambda text: text.replace("2.0", "NaN", 1), r"\[0\]: costs: expected numbers above 0"),
-        (lambda text: text.replace("2.0", "9.0", 1), r"\[0\]: it was changed after it was written"),
+        (lambda text: text.replace(": 2.0", ': "2.0"', 1), r"\[0\]: costs: 0: expected int or float, got '2.0'"),
+        (lambda text: text.replace(": 2.0", ": -2.0", 1), r"\[0\]: costs: expected numbers above 0"),
+        (lambda text: text.replace(": 2.0", ": NaN", 1), r"\[0\]: costs: expected numbers above 0"),
+        (lambda text: text.replace(": 2.0", ": 9.0", 1), r"\[0\]: it was changed after it was written"),
     ],
 )
-def test_a_damaged_file_of_costs_holds_nothing_and_is_named(damage, said, capsys):
+def test_a_damaged_file_of_costs_holds_nothing_and_is_named(damage, said, messages):
     drafter = jaxspec.NGramDrafter(k=4)
     path = save_costs(TARGET, drafter, dict.fromkeys(LENGTHS, 2.0))
     path.write_text(damage(path.read_text()))
     assert saved_costs(TARGET, drafter, LENGTHS) is None
-    assert re.search(rf"^jaxspec: .*costs\.json: {said}.*; costs are estimated until", capsys.readouterr().err)
+    assert re.search(rf"^.*costs\.json: {said}.*; costs are estimated until", messages()[0])
     save_costs(TARGET, drafter, dict.fromkeys(LENGTHS, 2.0))
     assert saved_costs(TARGET, drafter, LENGTHS) == (2.0,) * len(LENGTHS)

@@ -1,4 +1,4 @@
-"""Drafters of shorter contexts than the text: they draft as far as these reach, row by row, and then rest."""
+"""Drafters whose context is shorter than the text: they draft up to its end, row by row, and then rest."""
 
 import dataclasses
 
@@ -12,6 +12,7 @@ from jaxspec.contrib import CascadeDrafter, ParallelDrafter, UnionDrafter
 from jaxspec.core.tree import Tree
 from jaxspec.drafters.children import WithoutReplacement
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
+from jaxspec.testing.history_models import HistoryModel, history_model, nearby
 from tests._fixtures import dflash, eagle, medusa, tandem, tiny, token_maps
 
 CONTEXT, MOST, K = 24, 40, 3
@@ -20,15 +21,15 @@ LENGTHS = np.array([7, 1, 26, 20, 2])
 PROMPTS = np.random.default_rng(0).integers(0, tiny.VOCAB, size=(5, 26))
 KEYS = jax.random.split(jax.random.key(2), 5)
 
-HISTORY = tiny.history_model(0, vocab=tiny.VOCAB, scale=2.0)
-DRAFT = tiny.nearby(HISTORY, 0.3)
+HISTORY = history_model(0, vocab=tiny.VOCAB, scale=2.0)
+DRAFT = nearby(HISTORY, 0.3)
 NETWORK = eagle.TARGET
 NGRAM = jaxspec.NGramDrafter(k=K, min_ngram=1)
 
 
 def with_context(network, context):
     """The same model or head, but for its context; of learned positions those that fit."""
-    if isinstance(network, tiny.HistoryModel):
+    if isinstance(network, HistoryModel):
         return tiny.bounded(network, context)
     module = network.module
     module = dataclasses.replace(module, config=dataclasses.replace(module.config, context_length=context))
@@ -46,7 +47,7 @@ CHAINS = {
     "model": (DRAFT, lambda draft: jaxspec.ModelDrafter(draft, k=K)),
     "learned positions": (LEARNED, lambda draft: jaxspec.ModelDrafter(draft, k=K)),
     "eagle": (eagle.HEAD, lambda head: jaxspec.EagleDrafter(head, k=K)),
-    "tandem": (tandem.random_head(NETWORK, seed=3), lambda head: jaxspec.TandemDrafter(head, k=K)),
+    "tandem": (tandem.random_head(NETWORK, seed=3), lambda head: jaxspec.contrib.TandemDrafter(head, k=K)),
     "dflash": (dflash.random_head(NETWORK), lambda head: jaxspec.DFlashDrafter(head, k=K)),
     "cascade": (DRAFT, lambda draft: CascadeDrafter(draft, NGRAM, k=K)),
 }
@@ -65,7 +66,7 @@ EACH = [
 
 
 def target_of(network):
-    return HISTORY if isinstance(network, tiny.HistoryModel) else NETWORK
+    return HISTORY if isinstance(network, HistoryModel) else NETWORK
 
 
 def generate(target, drafter, policy=jaxspec.Greedy(), **options):
@@ -93,11 +94,12 @@ def rounds(target, drafter, verifier=None, policy=jaxspec.Greedy()):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("network", "make"), EACH)
 def test_it_drafts_as_far_as_its_context_and_then_rests(network, make):
     """Greedy text is that of plain decoding; up to the context each row's drafts are those of a longer context."""
     target, drafter = target_of(network), make(with_context(network, CONTEXT))
-    assert drafter.context_length == CONTEXT
+    assert drafter.info.context_length == CONTEXT
     plain = generate(target, None)
     long = rounds(target, make(with_context(network, 512) if network is not LEARNED else network))
     alike, ends = np.full(5, True), LENGTHS + MOST
@@ -132,10 +134,11 @@ def test_coupled_text_is_that_of_plain_decoding(network, make):
     assert drafted[2] == 0 and (drafted[[0, 1, 3, 4]] > 0).all()
 
 
+@pytest.mark.slow
 def test_the_other_half_of_a_hybrid_goes_on():
-    """The model is always right, so nothing is copied before its context ends; behind it whatever there is."""
+    """The model is always right, so nothing is copied before its context ends; after it, any match is."""
     hybrid = jaxspec.HybridDrafter(NGRAM, jaxspec.ModelDrafter(tiny.bounded(HISTORY, CONTEXT), k=K))
-    assert hybrid.context_length is None
+    assert hybrid.info.context_length is None
     alone = rounds(HISTORY, NGRAM)
     guesses = {(row, int(n)): int(info.drafted[row]) for before, info in alone for row, n in enumerate(before)}
     texts, compared = [PROMPTS[row, :length].tolist() for row, length in enumerate(LENGTHS)], 0
@@ -154,7 +157,7 @@ def test_the_other_half_of_a_hybrid_goes_on():
 @pytest.mark.slow
 def test_drafters_of_a_union_rest_one_by_one():
     union = UnionDrafter((jaxspec.ModelDrafter(tiny.bounded(DRAFT, CONTEXT), k=K), jaxspec.ModelDrafter(DRAFT, k=1)))
-    assert union.context_length is None
+    assert union.info.context_length is None
     plain = generate(HISTORY, None)
     texts = rounds(HISTORY, union)
     for before, info in texts:
@@ -177,7 +180,7 @@ def test_a_draft_of_another_vocabulary_counts_its_own_tokens():
 @pytest.mark.slow
 def test_heads_without_a_cache_draft_on():
     drafter = jaxspec.MedusaDrafter(medusa.paper_head(NETWORK))
-    assert drafter.context_length is None
+    assert drafter.info.context_length is None
     drafted = generate(NETWORK, drafter).stats
     assert (drafted.drafted >= drafted.rounds).all()
 
@@ -194,11 +197,12 @@ def test_an_adaptive_length_decodes_plainly_where_all_rows_rest():
     assert not any(info.drafted[before >= CONTEXT].any() for before, info in found)
 
 
+@pytest.mark.slow
 def test_a_fixed_length_decodes_plainly_where_all_rows_rest():
     """The target's passes are then of one token, and not of a round of drafts that nobody made."""
     widths = []
 
-    class Watched(tiny.HistoryModel):
+    class Watched(HistoryModel):
         def __call__(self, tokens, cache, **options):
             jax.debug.callback(lambda: widths.append(tokens.shape[1]))
             return super().__call__(tokens, cache, **options)
@@ -211,9 +215,9 @@ def test_a_fixed_length_decodes_plainly_where_all_rows_rest():
 
 
 def test_its_cache_has_slots_for_its_context_and_a_round():
-    """However long the text becomes."""
+    """The length of the text does not matter."""
     drafter = jaxspec.ModelDrafter(tiny.bounded(DRAFT, CONTEXT), k=K)
     init = lambda drafter: jaxspec.init(HISTORY, drafter, jnp.asarray(PROMPTS), max_new_tokens=4000)
     state = jax.eval_shape(init, drafter)
     assert state.cache.tokens.shape[1] > 4000
-    assert state.drafter_state.draft_state.tokens.shape[1] == CONTEXT + K + 1
+    assert state.drafter_state.draft_state.cache.tokens.shape[1] == CONTEXT + K + 1

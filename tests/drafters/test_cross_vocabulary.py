@@ -11,9 +11,11 @@ import pytest
 import jaxspec
 from jaxspec.drafters.cross_vocabulary import DraftText
 from jaxspec.drafters.token_map import TokenMap
-from tests._fixtures import text_models, tiny, token_maps
+from jaxspec.testing.contracts.drafter import DrafterContract
+from jaxspec.testing.history_models import history_model, history_probs
+from tests._fixtures import text_models, token_maps
+from tests._fixtures.contract_tests import VARIANT_TESTS
 from tests._fixtures.draft_lengths import PausesContract, Turns
-from tests.contracts import VARIANT_TESTS, DrafterContract
 
 TARGET = DrafterContract.target
 START = [7]
@@ -41,7 +43,7 @@ class TestIntersection(DrafterContract):
     drafter = jaxspec.CrossVocabularyDrafter(DRAFT, TOKEN_MAP, k=2, room=3.0)
 
     def guess(self, text, offset):
-        return restricted(tiny.history_probs(DRAFT, read(text)))
+        return restricted(history_probs(DRAFT, read(text)))
 
 
 @pytest.mark.slow
@@ -51,7 +53,7 @@ class TestColderIntersection(DrafterContract):
     )
 
     def guess(self, text, offset):
-        return restricted(tiny.history_probs(DRAFT, read(text), temperature=0.5))
+        return restricted(history_probs(DRAFT, read(text), temperature=0.5))
 
 
 @pytest.mark.slow
@@ -91,6 +93,7 @@ def test_the_text_is_read_once_however_it_comes(most):
     assert (np.asarray(found.read[-1]) < lengths[-1]).any() == (most == 40)
 
 
+@pytest.mark.slow
 def test_the_cache_keeps_the_text_and_the_drafts_that_were_accepted():
     """It is longer than the target's, and nothing in it is fed again."""
     prompt, length = jnp.asarray([[10, 5, 10], [8, 0, 0]], jnp.int32), jnp.array([3, 1], jnp.int32)
@@ -103,7 +106,7 @@ def test_the_cache_keeps_the_text_and_the_drafts_that_were_accepted():
         state, info = jaxspec.jit_step()(TARGET, drafter, jaxspec.TokenVerifier(), state)
         accepted |= set(info.accepted.tolist())
         for row in range(2):
-            kept = state.drafter_state.chain.draft_state
+            kept = state.drafter_state.chain.draft_state.cache
             text = read(state.tokens[row, : before.length[row] + info.accepted[row]].tolist())
             # The last draft was never fed.
             held = len(text) - int(info.accepted[row] == 2)
@@ -112,6 +115,7 @@ def test_the_cache_keeps_the_text_and_the_drafts_that_were_accepted():
     assert accepted == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_rows_without_room_go_on_without_drafts():
     """Short and long rows side by side; what does not fit changes no other row, nor a token."""
     prompt = jnp.asarray([[10] * 14, [10] + [0] * 13], jnp.int32)
@@ -179,7 +183,7 @@ def test_bad_input(make, error, words):
 
 def test_a_map_for_another_target():
     with pytest.raises(ValueError, match="a target of 11 tokens, got one of 4"):
-        jaxspec.CrossVocabularyDrafter(DRAFT, TOKEN_MAP).check(tiny.history_model(0, vocab=4))
+        jaxspec.CrossVocabularyDrafter(DRAFT, TOKEN_MAP).check(history_model(0, vocab=4))
 
 
 @pytest.mark.slow

@@ -10,20 +10,21 @@ import pytest
 import jaxspec
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter, rerank
 from jaxspec.ops.rope import Rope
+from jaxspec.testing.contracts.drafter import LENGTHS, PROMPTS
+from jaxspec.testing.contracts.tree_drafter import TreeDrafterContract, propose
+from jaxspec.testing.history_models import HistoryModel, history_probs, nearby
 from tests._fixtures import tiny
+from tests._fixtures.contract_tests import DRAFTS_TEST
 from tests._fixtures.dynamic_trees import paths, search
-from tests.contracts import DRAFTS_TEST
-from tests.contracts.drafter import LENGTHS, PROMPTS
-from tests.contracts.tree_drafter import TreeDrafterContract, propose
 
 TARGET = TreeDrafterContract.target
-DRAFT = tiny.nearby(TARGET, 0.4)
+DRAFT = nearby(TARGET, 0.4)
 # Distributions with many equals: tokens come in groups that are equally likely after any text.
-GROUPED = tiny.HistoryModel(jnp.tile(jnp.array([2.0, 2.0, 0.0, 0.0, 2.0, 1.0, 1.0]), (7, 1)), jnp.zeros((7, 7)))
+GROUPED = HistoryModel(jnp.tile(jnp.array([2.0, 2.0, 0.0, 0.0, 2.0, 1.0, 1.0]), (7, 1)), jnp.zeros((7, 7)))
 
 
 def history(model, temperature=1.0):
-    return lambda text: tiny.history_probs(model, text, temperature)
+    return lambda text: history_probs(model, text, temperature)
 
 
 class TestContract(TreeDrafterContract):
@@ -43,6 +44,7 @@ class TestContract(TreeDrafterContract):
         assert len(shapes) > 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "temperature"),
     [
@@ -52,7 +54,9 @@ class TestContract(TreeDrafterContract):
         ({"top_k": 3, "depth": 2, "nodes": 6}, 0.5),
     ],
 )
-@pytest.mark.parametrize("model", [DRAFT, GROUPED], ids=["all differ", "ties"])
+@pytest.mark.parametrize(
+    "model", [pytest.param(DRAFT, id="all differ"), pytest.param(GROUPED, id="ties", marks=pytest.mark.slow)]
+)
 def test_the_nodes_are_those_of_a_plain_search(model, options, temperature):
     sampling = None if temperature == 1 else jaxspec.Sampling(temperature)
     proposal = propose(DynamicTreeDrafter(model, **options, sampling=sampling))

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.named import drafter_of
 from jaxspec.nn.cache import KVEntries
-from jaxspec.nn.partial import Partial
-from jaxspec.nn.transformer import Transformer
+from jaxspec.nn.transformer import Partial, Transformer
+from jaxspec.testing.contracts.drafter import DrafterContract
+from jaxspec.testing.history_models import history_model
+from jaxspec.testing.random_models import wide_transformer
+from jaxspec.text.names import drafter_of
 from tests._fixtures import tiny
 from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests._fixtures.early_exit import exit_probs, random_exit
-from tests.contracts import DrafterContract
 
 LAYERS = 3
 
@@ -37,13 +38,14 @@ class EarlyExitContract(DrafterContract):
 
 
 class TestTwoLayers(EarlyExitContract):
+    slow_tests = (*EarlyExitContract.slow_tests, "test_a_text_that_begins_alike_is_continued")
     target = tiny.transformer(1, layers=LAYERS)
     drafter = jaxspec.EarlyExitDrafter(2, k=3)
 
 
 @pytest.mark.slow
 class TestTrainedExit(EarlyExitContract):
-    """An exit with a block, a norm and a draft vocabulary of its own."""
+    """An exit with its own block, norm and draft vocabulary."""
 
     target = TestTwoLayers.target
     drafter = jaxspec.EarlyExitDrafter(2, k=2, head=random_exit(target, 2, ids=[0, 2, 3, 5, 6, 9]))
@@ -62,7 +64,7 @@ class TestOneLayer(EarlyExitContract):
 
 @pytest.mark.slow
 class TestPauses(PausesContract, EarlyExitContract):
-    """Lengths in turn, down to none."""
+    """Draft lengths in turn, down to 0."""
 
     target = TestTwoLayers.target
     drafter = jaxspec.EarlyExitDrafter(2, k=Turns())
@@ -99,6 +101,7 @@ def test_a_resumed_pass_has_no_states_to_give():
         model.resume(partial, model.init_cache(1, 8), capture=(1,))
 
 
+@pytest.mark.slow
 def test_verification_runs_the_other_layers_alone(monkeypatch):
     """And the first ones run once over every token: `k + 1` a round, however many drafts are accepted."""
     target, drafter = TestTwoLayers.target, TestTwoLayers.drafter
@@ -128,6 +131,7 @@ def test_verification_runs_the_other_layers_alone(monkeypatch):
     assert begun == [(2, 1)] * 4
 
 
+@pytest.mark.slow
 def test_a_round_without_drafts_is_one_pass_of_all_layers(monkeypatch):
     """Run, not only traced; the next round drafts three."""
     target, drafter = TestTwoLayers.target, jaxspec.EarlyExitDrafter(2, k=Turns(turns=(0, 3)))
@@ -153,6 +157,7 @@ def test_a_round_without_drafts_is_one_pass_of_all_layers(monkeypatch):
     assert info.drafted.tolist() == [3, 3]
 
 
+@pytest.mark.slow
 def test_it_keeps_nothing_between_rounds():
     state = jaxspec.init(TestTwoLayers.target, TestTwoLayers.drafter, jnp.asarray(TEXTS), max_new_tokens=5)
     assert jax.tree.leaves(state.drafter_state.draft_state) == []
@@ -163,7 +168,7 @@ def test_it_keeps_nothing_between_rounds():
     [
         (3, TestTwoLayers.target, ValueError, "got layers=3 of a target of 3; pass layers between 1 and 2"),
         (1, tiny.transformer(), ValueError, "got layers=1 of a target of 1"),
-        (1, tiny.history_model(vocab=tiny.VOCAB), TypeError, "got a target of type HistoryModel"),
+        (1, history_model(vocab=tiny.VOCAB), TypeError, "got a target of type HistoryModel"),
     ],
 )
 def test_targets_that_do_not_fit(layers, target, error, message):
@@ -173,9 +178,9 @@ def test_targets_that_do_not_fit(layers, target, error, message):
 
 def test_heads_that_do_not_fit():
     target, head = TestTwoLayers.target, TestTrainedExit.drafter.head
-    with pytest.raises(ValueError, match="layers is 1, but the head was trained for an exit after 2"):
+    with pytest.raises(ValueError, match="layers is 1, but the head was trained for layers=2"):
         jaxspec.EarlyExitDrafter(1, head=head)
-    wide = tiny.wide_transformer()
+    wide = wide_transformer()
     wide = dataclasses.replace(
         wide,
         module=Transformer(

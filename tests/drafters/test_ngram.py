@@ -1,4 +1,4 @@
-"""`NGramDrafter`: against a search that a person would write, and what a round without a guess costs."""
+"""`NGramDrafter`: against a plain search, and the cost of a round without a guess."""
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +10,17 @@ from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Context
 from jaxspec.drafters.base import NoDrafter
 from jaxspec.drafters.ngram import find_latest_match
+from jaxspec.testing.contracts.drafter import DrafterContract
+from jaxspec.testing.history_models import HistoryModel, history_model
 from tests._fixtures import tiny
+from tests._fixtures.contract_tests import STATE_TEST
 from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests._fixtures.ngrams import search
-from tests.contracts import VARIANT_TESTS, DrafterContract
 
 
 class TestContract(DrafterContract):
     # A target that soon repeats itself, so that guesses are right, wrong and missing.
-    target = tiny.history_model(3, vocab=3, scale=1.5)
+    target = history_model(3, vocab=3, scale=1.5)
     drafter = jaxspec.NGramDrafter(k=3, max_ngram=3, min_ngram=2)
 
     def guess(self, text, offset):
@@ -31,12 +33,12 @@ class TestContract(DrafterContract):
 
 
 class TestPauses(PausesContract, TestContract):
-    quick_tests = (*VARIANT_TESTS, "test_rounds_draft_different_numbers")
+    quick_tests = (*STATE_TEST, "test_rounds_draft_different_numbers")
     drafter = jaxspec.NGramDrafter(k=Turns(), max_ngram=3)
 
 
 class TestNothingDrafted(DrafterContract):
-    quick_tests = VARIANT_TESTS
+    quick_tests = STATE_TEST
     drafter = NoDrafter()
 
     def guess(self, text, offset):
@@ -49,7 +51,7 @@ def test_the_match_is_the_longest_then_the_latest(vocab, max_ngram):
     rng = np.random.default_rng(vocab * 10 + max_ngram)
     tokens = rng.integers(0, vocab, size=(300, 24))
     length = rng.integers(1, 25, size=300)
-    # What lies beyond the text must not be found: copies of it are planted there.
+    # Tokens beyond the text must not be found: copies of the text are planted there.
     matched, end = find_latest_match(jnp.asarray(tokens, jnp.int32), jnp.asarray(length, jnp.int32), max_ngram)
     for row in range(300):
         text = tokens[row, : length[row]].tolist()
@@ -85,6 +87,7 @@ def test_what_followed_the_latest_match_is_copied():
     assert propose([1, 2, 3, 1, 2, 4, 1, 2], k=3) == ([4, 1, 2], [True] * 3)
 
 
+@pytest.mark.slow
 def test_a_longer_match_beats_a_later_one():
     assert propose([1, 2, 3, 7, 2, 3, 8, 1, 2, 3], k=1) == ([7], [True])
 
@@ -107,15 +110,15 @@ def test_a_round_without_a_guess_feeds_one_token(monkeypatch):
     import jax
 
     widths = []
-    call = tiny.HistoryModel.__call__
+    call = HistoryModel.__call__
 
     def counting(self, tokens, cache, **options):
         jax.debug.callback(lambda width=tokens.shape[1]: widths.append(width))
         return call(self, tokens, cache, **options)
 
-    target = tiny.history_model(3, vocab=tiny.VOCAB, scale=3.0)
+    target = history_model(3, vocab=tiny.VOCAB, scale=3.0)
     prompt = jnp.arange(8, dtype=jnp.int32)[None]
-    monkeypatch.setattr(tiny.HistoryModel, "__call__", counting)
+    monkeypatch.setattr(HistoryModel, "__call__", counting)
     state = jaxspec.init(target, jaxspec.NGramDrafter(k=4), prompt, max_new_tokens=24)
     step = jax.jit(lambda state: jaxspec.step(target, jaxspec.NGramDrafter(k=4), jaxspec.TokenVerifier(), state))
     jax.effects_barrier()
@@ -134,7 +137,7 @@ def test_rows_that_found_nothing_wait_for_those_that_did():
     drafter = jaxspec.NGramDrafter(k=jaxspec.Adaptive((1.0, 1.3), (0, 2)), min_ngram=1)
     for rows, drafted in ((1, True), (8, False)):
         tokens = jnp.asarray([[1, 2, 1], *[[1, 2, 3]] * 7], jnp.int32)[:rows]
-        state = jaxspec.init(tiny.history_model(0), drafter, tokens, max_new_tokens=9)
+        state = jaxspec.init(history_model(0), drafter, tokens, max_new_tokens=9)
         at = Context(None, None, state.tokens, state.length, state.done, jaxspec.Greedy())
         rng = RoundKeys(jax.random.split(jax.random.key(0), rows), state.length)
         proposal, _ = drafter.propose(rng, state.drafter_state, at)

@@ -10,20 +10,22 @@ import pytest
 import jaxspec
 from jaxspec.core.tree import Tree
 from jaxspec.drafters import ResizedModel, TreeDrafter
+from jaxspec.testing.contracts.drafter import DrafterContract
+from jaxspec.testing.enumeration import real_drafter
+from jaxspec.testing.history_models import HistoryModel, history_model, history_probs
 from tests._fixtures import text_models, tiny
-from tests.contracts import VARIANT_TESTS, DrafterContract
-from tests.oracle import real_drafter
-from tests.oracle.rules import block_rule, token_rule
+from tests._fixtures.contract_tests import VARIANT_TESTS
+from tests._fixtures.rules import block_rule, token_rule
 
 TARGET = DrafterContract.target
-SMALLER, LARGER = tiny.history_model(5, vocab=9), tiny.history_model(6, vocab=14)
+SMALLER, LARGER = history_model(5, vocab=9), history_model(6, vocab=14)
 PROMPT = jnp.asarray([[3, 10, 4], [9, 1, 0]], jnp.int32)
 
 
 def probs(draft, text, vocab=tiny.VOCAB):
     """The draft's distribution over the target's ids: its own, less what the target lacks."""
     found = np.zeros(vocab)
-    own = tiny.history_probs(draft, [min(token, draft.vocab_size - 1) for token in text])[:vocab]
+    own = history_probs(draft, [min(token, draft.vocab_size - 1) for token in text])[:vocab]
     found[: len(own)] = own
     return found / found.sum()
 
@@ -48,11 +50,12 @@ class TestLarger(DrafterContract):
         return probs(LARGER, text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [block_rule, pytest.param(token_rule, marks=pytest.mark.slow)], ids=["block", "token"])
 @pytest.mark.parametrize("vocab", [5, pytest.param(2, marks=pytest.mark.slow)], ids=["larger", "smaller"])
 def test_the_distribution_is_the_target_s(vocab, rule):
     """Exactly, over two rounds."""
-    target, draft, seen = tiny.history_model(3, vocab=3), tiny.history_model(4, vocab=vocab), []
+    target, draft, seen = history_model(3, vocab=3), history_model(4, vocab=vocab), []
     drafter = jaxspec.ModelDrafter(ResizedModel(draft, 3), k=2)
     saw = lambda proposal, _: seen.append(set(np.unique(np.asarray(proposal.tokens)).tolist()))
     assert real_drafter.deviation(target, drafter, rule, (0, 2, 1), rounds=2, length=5, saw=saw) < 1e-5
@@ -91,7 +94,7 @@ def test_several_drafts_and_trees(draft):
 @pytest.mark.slow
 def test_coupled_text_is_that_of_plain_decoding():
     """The noise of a token is that of its id, however many there are."""
-    draft = ResizedModel(tiny.HistoryModel(*(jnp.pad(x, (0, 3)) for x in (TARGET.a, TARGET.b))), tiny.VOCAB)
+    draft = ResizedModel(HistoryModel(*(jnp.pad(x, (0, 3)) for x in (TARGET.a, TARGET.b))), tiny.VOCAB)
     options = {"max_new_tokens": 20, "key": jax.random.key(3), "sampling": jaxspec.Sampling()}
     plain = jaxspec.generate(TARGET, None, PROMPT, **options)
     drafter = jaxspec.ModelDrafter(draft, k=3)
@@ -104,10 +107,10 @@ def test_a_mesh_and_costs_see_the_model_in_it():
     mesh = jax.make_mesh((1,), ("model",))
     target, model = tiny.transformer(1), tiny.transformer(2, vocab=tiny.VOCAB + 3)
     drafter = jaxspec.sharding.shard_models(jaxspec.ModelDrafter(ResizedModel(model, tiny.VOCAB), k=2), mesh)
-    assert drafter.network.placement.mesh.axis_names == ("model",)
-    assert drafter.model.placement == drafter.network.placement
+    assert drafter.info.network.placement.mesh.axis_names == ("model",)
+    assert drafter.model.traits.placement == drafter.info.network.placement
     costs = jaxspec.draft_length.CostModel(target)
-    assert drafter.draft_costs(costs, 2) == jaxspec.ModelDrafter(model, k=2).draft_costs(costs, 2)
+    assert drafter.info.costs(costs, 2) == jaxspec.ModelDrafter(model, k=2).info.costs(costs, 2)
 
 
 @pytest.mark.parametrize("tokenizers", [(None, None), (text_models.byte_level(), text_models.sentencepiece())])

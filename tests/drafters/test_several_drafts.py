@@ -7,10 +7,10 @@ import pytest
 
 import jaxspec
 from jaxspec.draft_length.adaptive import Adaptive
-from tests._fixtures import tiny
+from jaxspec.testing.history_models import history_model, nearby
 
-TARGET = tiny.history_model(2)
-DRAFT = tiny.nearby(TARGET, 0.7)
+TARGET = history_model(2)
+DRAFT = nearby(TARGET, 0.7)
 
 
 @pytest.mark.slow
@@ -20,7 +20,7 @@ def test_it_drafts_as_a_tree_of_chains_does(distinct):
     tree = jaxspec.TreeDrafter(DRAFT, jaxspec.Tree.chains(3, 2), draw=draw)
     several = jaxspec.ModelDrafter(DRAFT, k=2, num_drafts=3, distinct=distinct)
     assert several.tree and several.max_drafts == tree.max_drafts and several.lengths == tree.lengths == (6,)
-    assert several.identically_distributed == tree.identically_distributed == (not distinct)
+    assert several.info.identically_distributed == tree.info.identically_distributed == (not distinct)
     options = {"max_new_tokens": 12, "sampling": jaxspec.Sampling(), "key": jax.random.key(0)}
     found, expected = (
         jaxspec.generate(TARGET, drafter, jnp.asarray([[1, 2], [3, 0]]), **options) for drafter in (several, tree)
@@ -36,7 +36,7 @@ def test_more_drafts_are_accepted_more():
     lengths = [
         jaxspec.generate(
             TARGET, jaxspec.ModelDrafter(DRAFT, k=2, num_drafts=m), prompt, **options
-        ).stats.mean_acceptance_length()
+        ).stats.mean_acceptance_length
         for m in (1, 3)
     ]
     assert lengths[1] > lengths[0] + 0.1
@@ -49,7 +49,7 @@ def test_more_drafts_are_accepted_more():
         ({"num_drafts": 2.0}, TypeError, "num_drafts must be an integer, got 2.0"),
         ({"num_drafts": 2, "k": 0}, ValueError, "several drafts need a fixed k"),
         ({"num_drafts": 2, "k": Adaptive((1.0, 1.2), lengths=(0, 2))}, ValueError, "several drafts need a fixed k"),
-        ({"distinct": False}, ValueError, "distinct=False is about several drafts"),
+        ({"distinct": False}, ValueError, "distinct=False needs several drafts"),
     ],
 )
 def test_bad_input(options, error, text):
@@ -66,7 +66,7 @@ def test_what_does_not_fit_together():
     )
     with pytest.raises(ValueError, match="BlockVerifier verifies one chain of drafts, got ModelDrafter"):
         run(several, jaxspec.BlockVerifier())
-    with pytest.raises(ValueError, match="KSequence needs independent drafts of one distribution"):
+    with pytest.raises(ValueError, match="KSequence needs independent drafts from one distribution"):
         run(several, jaxspec.verifiers.MultiDraftVerifier(jaxspec.verifiers.KSequence()))
     run(independent, jaxspec.verifiers.MultiDraftVerifier(jaxspec.verifiers.KSequence()))
     with pytest.raises(ValueError, match="vocabulary"):

@@ -1,4 +1,4 @@
-"""`SuffixDrafter`: against suffix decoding as a person would write it, with lists and counters."""
+"""`SuffixDrafter`: against plain suffix decoding with lists and counters."""
 
 import dataclasses
 
@@ -10,17 +10,17 @@ import pytest
 import jaxspec
 from jaxspec.draft_length.early_stop import ConfidenceStop
 from jaxspec.drafters.suffix import TextStore
-from tests._fixtures import tiny
+from jaxspec.testing.contracts.drafter import DrafterContract, _traced
+from jaxspec.testing.history_models import history_model
+from tests._fixtures.contract_tests import STATE_TEST
 from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests._fixtures.suffixes import suffix_guess
-from tests.contracts import VARIANT_TESTS, DrafterContract
-from tests.contracts.drafter import _traced
 
 
 class TestContract(DrafterContract):
-    quick_tests = VARIANT_TESTS
+    quick_tests = STATE_TEST
     # A target that soon repeats itself, so that guesses are right, wrong and missing.
-    target = tiny.history_model(3, vocab=3, scale=1.5)
+    target = history_model(3, vocab=3, scale=1.5)
     drafter = jaxspec.SuffixDrafter(k=3, max_match=5, candidates=6, min_probability=0.4)
 
     def guess(self, text, offset):

@@ -52,7 +52,7 @@ def test_spellings_of_spaces_newlines_bytes_and_characters():
 
 
 def test_special_tokens_are_no_text():
-    """They meet by spelling or role, and an end is never taken for its letters."""
+    """They are matched by spelling or role, and an end token is never read as its letters."""
     own, other = TOKENIZERS["bytes"], TOKENIZERS["pieces"]
     token_map = jaxspec.drafters.TokenMap.between(own, other)
     end = own.eos_token_ids[0]
@@ -100,7 +100,7 @@ def test_tokens_beyond_the_draft_model_are_not_guessed():
 
 
 def test_nothing_in_common():
-    with pytest.raises(ValueError, match="no token of text in common"):
+    with pytest.raises(ValueError, match="share no text token"):
         jaxspec.drafters.TokenMap.between(with_pieces("a"), with_pieces("b"))
 
 

@@ -12,14 +12,15 @@ from jaxspec.drafters.children import MostLikely, WithoutReplacement, WithReplac
 from jaxspec.drafters.frontier import top_tokens
 from jaxspec.drafters.tree import TreeDrafter
 from jaxspec.ops.rope import Rope
+from jaxspec.testing.contracts.drafter import LENGTHS, PROMPTS
+from jaxspec.testing.contracts.tree_drafter import COUPLED, TreeDrafterContract, path_to, propose
+from jaxspec.testing.history_models import history_model, history_probs, nearby
 from tests._fixtures import published_trees, tiny
-from tests.contracts import VARIANT_TESTS
-from tests.contracts.drafter import LENGTHS, PROMPTS
-from tests.contracts.tree_drafter import COUPLED, TreeDrafterContract, path_to, propose
+from tests._fixtures.contract_tests import DRAFTS_TEST, VARIANT_TESTS
 
 TARGET = TreeDrafterContract.target
-DRAFT = tiny.nearby(TARGET, 0.4)
-# Two children of the text; the first child has three of its own, of which the second goes on.
+DRAFT = nearby(TARGET, 0.4)
+# Two children of the text; the first child has three children, the second of which goes on.
 UNEVEN = Tree((-1, 0, 0, 2, 3, 0, -1, 6))
 
 
@@ -35,7 +36,7 @@ class TestWithoutReplacement(TreeDrafterContract):
     drafter = TreeDrafter(DRAFT, UNEVEN, WithoutReplacement(), jaxspec.Sampling(temperature=1.5))
 
     def expected(self, text, before, node):
-        return removed(tiny.history_probs(DRAFT, text, 1.5), before)
+        return removed(history_probs(DRAFT, text, 1.5), before)
 
 
 class TestWithReplacement(TreeDrafterContract):
@@ -45,19 +46,28 @@ class TestWithReplacement(TreeDrafterContract):
     drafter = TreeDrafter(DRAFT, Tree((-1, -1, -1, 2, 2, 4)), WithReplacement())
 
     def expected(self, text, before, node):
-        return tiny.history_probs(DRAFT, text)
+        return history_probs(DRAFT, text)
 
 
 class TestTransformer(TreeDrafterContract):
     """Real keys and values, with a window that the tree's depth crosses."""
 
-    quick_tests = VARIANT_TESTS
-    model = tiny.transformer(1, layers=2, windows=(3, None), ropes=(Rope(1e4),) * 2)
+    quick_tests = DRAFTS_TEST
+    model = tiny.transformer(1, windows=(3,))
     drafter = TreeDrafter(model, Tree.balanced((2, 2, 1)), WithoutReplacement())
     sees_every_acceptance = False
 
     def expected(self, text, before, node):
         return removed(tiny.transformer_probs(self.model, text), before)
+
+
+@pytest.mark.slow
+class TestTwoLayers(TestTransformer):
+    """Of which only one has a window."""
+
+    quick_tests = None
+    model = tiny.transformer(1, layers=2, windows=(3, None), ropes=(Rope(1e4),) * 2)
+    drafter = TreeDrafter(model, Tree.balanced((2, 2, 1)), WithoutReplacement())
 
 
 def generate(drafter, **options):
@@ -92,14 +102,14 @@ def test_the_target_as_its_own_draft_is_always_accepted(draw, sampling):
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", [UNEVEN, Tree.chains(3, 1), Tree((-1, -1, 0, 1, 1, 0, 4))])
 def test_the_most_likely_children_in_order(tree):
-    """Whatever the policy, and with the text's own draws left out; any order of nodes will do."""
+    """For any policy, and with the text's own draws left out; any order of nodes will do."""
     proposal = propose(TreeDrafter(DRAFT, tree))
     assert proposal.log_probs is None and proposal.valid.all()
     for row in range(4):
         text, tokens = PROMPTS[row, : LENGTHS[row]].tolist(), proposal.tokens[row].tolist()
         for node, rank in enumerate(tree.ranks):
             path = [tokens[i] for i in path_to(tree.parents, tree.parents[node])]
-            best = np.argsort(-tiny.history_probs(DRAFT, text + path))
+            best = np.argsort(-history_probs(DRAFT, text + path))
             assert tokens[node] == best[rank]
 
 
@@ -124,7 +134,7 @@ def test_of_equal_weights_the_first_are_taken(vocab, count):
 
 
 def test_a_row_at_temperature_zero_has_one_certain_path():
-    """Children that have no probability are not there, nor what follows them; distributions stay distributions."""
+    """Children of probability 0 are invalid, and so are their descendants; distributions stay distributions."""
     sampling = jaxspec.Sampling(temperature=jnp.array([0.0, 1.0, 1.0, 0.0]), top_k=jnp.array([0, 2, 1, 0]))
     tree = Tree.balanced((3, 2))
     drafter = TreeDrafter(DRAFT, tree, WithoutReplacement())
@@ -147,7 +157,7 @@ def test_each_coupled_child_is_the_target_s_next_best_draw():
         for parent, nodes in zip([*range(tree.size), -1], tree.children, strict=True):
             if nodes:
                 path = [] if parent < 0 else [int(proposal.tokens[row, parent])]
-                perturbed = np.log(tiny.history_probs(TARGET, text + path)) + noise[row, len(path)]
+                perturbed = np.log(history_probs(TARGET, text + path)) + noise[row, len(path)]
                 best = np.argsort(-perturbed)[: len(nodes)]
                 assert proposal.tokens[row, list(nodes)].tolist() == best.tolist()
 
@@ -171,7 +181,7 @@ def test_no_two_nodes_share_noise(monkeypatch, draw, places):
 
 
 def test_only_independent_chains_are_alike():
-    alike = lambda *options: TreeDrafter(DRAFT, *options).identically_distributed
+    alike = lambda *options: TreeDrafter(DRAFT, *options).info.identically_distributed
     assert alike(Tree.chains(3, 2), WithReplacement())
     assert not alike(Tree.chains(3, 2), WithoutReplacement())
     assert not alike(Tree.chains(3, 2))
@@ -188,7 +198,7 @@ def test_only_independent_chains_are_alike():
             r"draw must be a Draw, got .*; pass MostLikely\(\)",
         ),
         (lambda: generate(TreeDrafter(7, UNEVEN)), TypeError, "TreeDrafter needs a Model, got int"),
-        (lambda: generate(TreeDrafter(tiny.history_model(), UNEVEN)), ValueError, "share one vocabulary"),
+        (lambda: generate(TreeDrafter(history_model(), UNEVEN)), ValueError, "share one vocabulary"),
         (lambda: generate(TreeDrafter(DRAFT, Tree.chains(12, 1))), ValueError, "12 children, the vocabulary 11 tokens"),
         (
             lambda: generate(TreeDrafter(DRAFT, UNEVEN, MostLikely(), jaxspec.Sampling())),
@@ -206,9 +216,9 @@ def test_bad_input(make, error, text):
 def test_a_model_without_a_cache_takes_no_trees():
     score = lambda model, tokens: model(tokens, model.init_cache(*tokens.shape)).logits
     slow = jaxspec.from_function(score, DRAFT, vocab_size=tiny.VOCAB)
-    with pytest.raises(ValueError, match="scores plain chains only, got a tree mask"):
+    with pytest.raises(TypeError, match="drafts a tree or several chains, which a HistoryModel cannot score"):
         generate(TreeDrafter(slow, UNEVEN))
-    with pytest.raises(ValueError, match="scores plain chains only, got a tree mask"):
+    with pytest.raises(TypeError, match="drafts a tree or several chains, which a HistoryModel cannot score"):
         jaxspec.generate(slow, TreeDrafter(DRAFT, UNEVEN), jnp.asarray(PROMPTS), max_new_tokens=2)
-    one_level = generate(TreeDrafter(slow, Tree.chains(3, 1)))
-    np.testing.assert_array_equal(one_level.tokens, generate(None).tokens)
+    with pytest.raises(TypeError, match="drafts a tree or several chains, which a HistoryModel cannot score"):
+        generate(TreeDrafter(slow, Tree.chains(3, 1)))

@@ -1,4 +1,4 @@
-"""Draft models whose vocabulary is trimmed to some tokens: what they cannot say they do not draft."""
+"""Draft models whose vocabulary is trimmed to some tokens: they draft no other tokens."""
 
 import dataclasses
 
@@ -10,19 +10,21 @@ import pytest
 import jaxspec
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.drafters import ResizedModel, TreeDrafter, TrimmedModel
-from jaxspec.nn.smaller_head import with_head_rows
+from jaxspec.nn.language_model import with_head_rows
 from jaxspec.ops.formats import FORMATS
+from jaxspec.testing.contracts.drafter import DrafterContract
+from jaxspec.testing.enumeration import real_drafter
+from jaxspec.testing.history_models import HistoryModel, history_model
 from tests._fixtures import text_models, tiny
-from tests.contracts import VARIANT_TESTS, DrafterContract
-from tests.oracle import real_drafter
-from tests.oracle.rules import block_rule, token_rule
+from tests._fixtures.contract_tests import VARIANT_TESTS
+from tests._fixtures.rules import block_rule, token_rule
 
 TARGET = DrafterContract.target
 IDS = [0, 2, 3, 7, 10]
 DRAFT = tiny.transformer(1)
 UNTIED = tiny.transformer(2, tied_head=False)
 PROMPT = jnp.asarray([[3, 10, 4], [9, 1, 0]], jnp.int32)
-NEAR = tiny.history_model(4, vocab=3)
+NEAR = history_model(4, vocab=3)
 PLAIN = tiny.transformer(4, vocab=64, sharpness=4.0)
 LARGE = {
     "plain": PLAIN,
@@ -65,8 +67,8 @@ class TestUntied(DrafterContract):
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class FewLogits(tiny.HistoryModel):
-    """The logits of some tokens, as of a model whose head was cut."""
+class FewLogits(HistoryModel):
+    """Computes the logits of some tokens, like a model whose head was cut."""
 
     ids: jax.Array
 
@@ -78,7 +80,7 @@ class FewLogits(tiny.HistoryModel):
 @pytest.mark.parametrize("rule", [block_rule, pytest.param(token_rule, marks=pytest.mark.slow)], ids=["block", "token"])
 def test_the_distribution_is_the_target_s(rule):
     """Exactly, over two rounds, although a token of the target is never drafted."""
-    target, ids, seen = tiny.history_model(3, vocab=3), jnp.asarray([0, 2], jnp.int32), []
+    target, ids, seen = history_model(3, vocab=3), jnp.asarray([0, 2], jnp.int32), []
     drafter = jaxspec.ModelDrafter(TrimmedModel(FewLogits(NEAR.a, NEAR.b, ids), ids), k=2)
     saw = lambda proposal, _: seen.append(set(np.unique(np.asarray(proposal.tokens)).tolist()))
     assert real_drafter.deviation(target, drafter, rule, (0, 2, 1), rounds=2, length=5, saw=saw) < 1e-5
@@ -124,9 +126,9 @@ def test_rows_of_blocks_are_kept_where_int8_blocks_hold_them(dtype):
 def test_an_adaptive_length_counts_the_smaller_head():
     costs = jaxspec.draft_length.CostModel(PLAIN)
     drafter = jaxspec.ModelDrafter(PLAIN, k=2, draft_vocabulary=8)
-    assert drafter.network.params["head"].shape == (8, 16)
+    assert drafter.info.network.params["head"].shape == (8, 16)
     # Tied, the whole table was read in each pass; now it is looked up.
-    assert drafter.draft_costs(costs, 2).each < jaxspec.ModelDrafter(PLAIN, k=2).draft_costs(costs, 2).each
+    assert drafter.info.costs(costs, 2).each < jaxspec.ModelDrafter(PLAIN, k=2).info.costs(costs, 2).each
 
 
 @pytest.mark.slow
@@ -175,8 +177,8 @@ def test_it_is_trimmed_once_and_stays_so():
     drafter = jaxspec.ModelDrafter(DRAFT, k=2, draft_vocabulary=3)
     again = jax.tree.map(lambda x: x, dataclasses.replace(drafter, k=3))
     assert again.model.ids.tolist() == [0, 1, 2] and again.k == 3
-    with pytest.raises(ValueError, match="cut to 3 tokens already"):
-        with_head_rows(drafter.network, np.array([0], np.int32))
+    with pytest.raises(ValueError, match="already cut to 3 tokens"):
+        with_head_rows(drafter.info.network, np.array([0], np.int32))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,7 @@ def test_it_is_trimmed_once_and_stays_so():
         (DRAFT, [1, 1], ValueError, "each id once, got 1 twice"),
         (DRAFT, [-1, 4], ValueError, "a vocabulary of 11 tokens, got -1 to 4"),
         (DRAFT, [4, 11], ValueError, "a vocabulary of 11 tokens, got 4 to 11"),
-        (DRAFT, [], TypeError, "a number of tokens or a list of their ids"),
+        (DRAFT, [], ValueError, "a vocabulary of 11 tokens, got none"),
         (DRAFT, np.array([0.5]), TypeError, "a number of tokens or a list of their ids"),
         (DRAFT, True, TypeError, "a number of tokens or a list of their ids"),
         (TARGET, 4, TypeError, "can be cut, got HistoryModel; leave draft_vocabulary out"),

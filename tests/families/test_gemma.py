@@ -1,4 +1,4 @@
-"""Gemma 3: its settings, its scales, and what llama.cpp knows of it without reading it."""
+"""Gemma 3: its settings, its scales, and the settings that llama.cpp hard-codes."""
 
 import numpy as np
 import pytest
@@ -15,6 +15,15 @@ def test_layers_alternate():
     config = read_config(CONFIG | {"sliding_window_pattern": 2})
     assert config.windows == (8, None, 8)
     assert [rope.theta for rope in config.ropes] == [1e4, 1e6, 1e4]
+    assert read_config(CONFIG | {"_sliding_window_pattern": 2}) == read_config(CONFIG)  # its own note, never read
+
+
+def test_the_original_length_is_that_of_each_embedding():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    config = read_config(
+        CONFIG | {"rope_scaling": yarn, "original_max_position_embeddings": 32, "num_hidden_layers": 6}
+    )
+    assert config.ropes[5].scaling.original_context_length == 16
 
 
 def test_what_it_has_and_llama_has_not():

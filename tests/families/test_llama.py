@@ -1,13 +1,16 @@
 """Llama, Mistral and Qwen: their settings, the layout of their tensors, and their GGUF files."""
 
+import math
+
 import gguf
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxspec
 from jaxspec.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3, to_half_split, to_interleaved
-from jaxspec.families.table import read_config
-from jaxspec.ops.rope import Rope, RopeScaling
+from jaxspec.families.table import read_config, write_config
+from jaxspec.ops.rope import Rope, RopeScaling, apply_rope, frequencies
 from tests._fixtures import folders
 
 LLAMA3 = {
@@ -25,6 +28,37 @@ def test_transformers_5_rope_spelling_equals_the_old_one():
     new = read_config(base | {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}})
     assert old == new
     assert (old.ropes[0].theta, old.ropes[0].scaling.factor) == (5e5, 8.0)
+
+
+def test_a_rotary_embedding_is_written_as_read():
+    longrope = {"short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 32}
+    for kind, settings in {
+        "yarn": {"factor": 4.0, "truncate": False},
+        "longrope": longrope,
+        "linear": {"factor": 2.0},
+    }.items():
+        config = read_config(folders.CONFIGS["llama"] | {"rope_scaling": settings | {"rope_type": kind}})
+        assert config.ropes[0].scaling.kind == kind
+        assert read_config(write_config(config)[1]) == config
+    assert config.ropes[0].attention_factor == 1
+
+
+def test_a_dynamic_rotary_embedding_is_the_plain_one_within_the_context():
+    dynamic = {"rope_scaling": {"type": "dynamic", "factor": 4.0}}
+    assert read_config(folders.CONFIGS["llama"] | dynamic) == read_config(folders.CONFIGS["llama"])
+
+
+def test_yarn():
+    """The fast half turns as before, the slow half 4 times slower; vectors grow by 0.1 ln 4 + 1."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 4, "beta_slow": 1}
+    rope = read_config(folders.CONFIGS["llama"] | {"rope_scaling": yarn, "max_position_embeddings": 256}).ropes[0]
+    plain = 10000.0 ** -(np.arange(0, 16, 2) / 16)
+    # Pair i turns 64 * plain[i] / 2 pi times: those from floor(0.81) = 0 to ceil(2.02) = 3 are blended.
+    kept = np.clip(1 - np.arange(8) / 3, 0, 1)
+    np.testing.assert_allclose(frequencies(16, rope), plain * (kept + (1 - kept) / 4), rtol=1e-6)
+    assert rope.attention_factor == pytest.approx(1 + 0.1 * math.log(4))
+    x, place = jnp.ones((1, 1, 16)), jnp.full((1, 1), 7)
+    np.testing.assert_allclose(np.linalg.norm(apply_rope(x, place, rope)), 4 * rope.attention_factor, rtol=1e-6)
 
 
 def test_biases():
@@ -45,7 +79,9 @@ def test_windows():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'; supported: default, linear, llama3"),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 2.0}}, "'ntk'; supported: default, linear, dynamic, llama3"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "expected 4 factors, .*, got 1"),
+        ({"partial_rotary_factor": 0.5}, "partial rotary"),
         ({"hidden_act": "relu"}, "hidden_act: unsupported activation 'relu'; supported: silu"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial rotary"),
         ({"hidden_size": None}, "hidden_size: the configuration of model_type 'llama' lacks 'hidden_size'"),

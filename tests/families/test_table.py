@@ -1,4 +1,4 @@
-"""The table of families: what it finds, what it refuses, and that nothing outside of a family's file names it."""
+"""The table of families: look-ups, rejected models, and that only its own file names a family."""
 
 import re
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_other_families_are_not_written(name):
 
 
 def test_a_family_is_named_in_its_file_alone():
-    """A new one is one file and one row: no other module compares names of families."""
+    """A new family is one file and one row: no other module compares names of families."""
     names = {family.model_type for family in FAMILIES} | set(gguf_architectures())
     compared = re.compile(rf"(?:==|!=|\bin|startswith\() *\(?\"(?:{'|'.join(names)})\"")
     modules = [path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in ("families", "zoo")]

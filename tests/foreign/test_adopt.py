@@ -20,7 +20,7 @@ from tunix.models.qwen3 import model as qwen3
 
 import jaxspec
 from jaxspec.foreign import adopt
-from jaxspec.foreign.places import to_params
+from jaxspec.foreign.adoption import to_params
 
 VOCAB, WIDTH = 61, 16
 LENGTHS = np.array([9, 5, 1])
@@ -94,7 +94,7 @@ def _agree(found, expected):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_logits_are_those_of_the_foreign_model(name):
-    """Of texts in one pass, and of tokens behind a cache whose rows are of other lengths."""
+    """For texts in one pass, and for tokens after a cache whose rows differ in length."""
     model = _made(name)
     adopted, expected = adopt(model), _expected(model)
     assert isinstance(adopted, jaxspec.LanguageModel)
@@ -135,7 +135,7 @@ def test_greedy_tokens_and_updates_without_tracing(name):
 def test_rotations_are_those_that_run(name):
     """Their attention takes its own base; the configuration's is not read."""
     model = _made(name, rope_theta=10_000)
-    with pytest.warns(UserWarning, match="rotates by rope_theta=1000000 whatever .*, which is 10000"):
+    with pytest.warns(UserWarning, match="rotates by rope_theta=1000000, although its configuration says 10000"):
         adopted = adopt(model)
     _agree(adopted(TOKENS, adopted.init_cache(3, 16)).logits, _expected(model))
     model = _made(name)
@@ -155,7 +155,7 @@ def test_dtypes_and_lengths():
 def test_what_cannot_be_expressed_is_refused():
     with pytest.raises(TypeError, match="gemma4 cannot be adopted: .* lacks norms of values"):
         adopt(object.__new__(gemma4.Gemma4))
-    with pytest.raises(TypeError, match="no caps of logits, got final_logit_softcap=30.0"):
+    with pytest.raises(TypeError, match="no logit caps, got final_logit_softcap=30.0"):
         adopt(_made("gemma of one key head", final_logit_softcap=30.0))
     experts = _made("qwen3")
     experts.config = dataclasses.replace(experts.config, num_experts=4)

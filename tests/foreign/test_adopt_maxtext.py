@@ -35,7 +35,7 @@ def _run(model, tokens, cache):
 
 
 def _ragged(model, count=6):
-    """The logits of `count` tokens behind the first `LENGTHS` of each row."""
+    """Returns the logits of `count` tokens after the first `LENGTHS` of each row."""
     rows = np.arange(3)[:, None]
     at = LENGTHS[:, None] + np.arange(count)[None]
     cache = model.init_cache(3, 32)
@@ -43,6 +43,7 @@ def _ragged(model, count=6):
     return _run(model, TOKENS[rows, at], cache).logits, (rows, at)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in maxtext.CONFIGS]
 )
@@ -56,6 +57,7 @@ def test_logits_are_those_of_the_foreign_model(name):
     _agree(found, expected[at])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"scan_layers": False}, {"param_scan_axis": 0}, {"num_decoder_layers": 2}], ids=str)
 @pytest.mark.parametrize("name", ["qwen2", "gemma3"])
 def test_layers_lie_as_the_configuration_says(name, change):
@@ -65,6 +67,7 @@ def test_layers_lie_as_the_configuration_says(name, change):
     _agree(_run(model, TOKENS, model.init_cache(3, 16)).logits, _expected(config, params))
 
 
+@pytest.mark.slow
 def test_a_tied_head_may_be_divided():
     config = maxtext.CONFIGS["qwen3"] | {"normalize_embedding_logits": True}
     params = maxtext.random_params(config)
@@ -152,7 +155,7 @@ def test_gemma_needs_its_own_norms():
         adopt(params, config=config | {"normalization_layer_epsilon": 0.01})
     with pytest.raises(ValueError, match="use_post_ffw_norm of Gemma 3 must be True, got False"):
         adopt(params, config=config | {"use_post_ffw_norm": False})
-    with pytest.raises(ValueError, match="'llama3.1' is known of decoder_block llama2 alone, got 'gemma3'"):
+    with pytest.raises(ValueError, match="'llama3.1' is supported only for decoder_block llama2, got 'gemma3'"):
         adopt(params, config=config | {"rope_type": "llama3.1"})
 
 

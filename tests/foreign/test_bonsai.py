@@ -86,6 +86,7 @@ def test_coupled_tokens_do_not_depend_on_drafts():
     np.testing.assert_array_equal(run(jaxspec.ModelDrafter(draft, k=3)), run(None))
 
 
+@pytest.mark.slow
 def test_what_is_none_of_bonsais_is_refused():
     with pytest.raises(TypeError, match="one of bonsai's, with config and a LayerCache, got Linear"):
         from_bonsai(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))

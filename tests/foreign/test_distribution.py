@@ -1,4 +1,4 @@
-"""What is emitted with a foreign draft model is the target's distribution, exactly: over two rounds, with its cache."""
+"""With a foreign draft model, tokens follow the target's distribution exactly: over two rounds, with its cache."""
 
 import dataclasses
 
@@ -9,17 +9,17 @@ import pytest
 
 import jaxspec
 from jaxspec.foreign import from_cached
-from tests._fixtures import tiny
-from tests.oracle import real_drafter
-from tests.oracle.rules import block_rule, token_rule
+from jaxspec.testing.enumeration import real_drafter
+from jaxspec.testing.history_models import history_model, history_probs, nearby
+from tests._fixtures.rules import block_rule, token_rule
 
-TARGET = tiny.history_model(3, vocab=3)
-DRAFT = tiny.nearby(TARGET, 0.8)
+TARGET = history_model(3, vocab=3)
+DRAFT = nearby(TARGET, 0.8)
 
 
 @dataclasses.dataclass(frozen=True)
 class OfHistory:
-    """`tiny.HistoryModel` as another project would write it, over a cache of tokens and positions."""
+    """`HistoryModel` as another project would write it, over a cache of tokens and positions."""
 
     kind: str
 
@@ -60,7 +60,7 @@ CASES = [("shared", block_rule), ("shared", token_rule), ("per_row", block_rule)
     [pytest.param(*case, marks=pytest.mark.slow if number else []) for number, case in enumerate(CASES)],
 )
 def test_the_distribution_is_the_target_s(kind, rule):
-    """Histories accept differently, so that rows of the draft's cache are rolled back by themselves."""
+    """Histories accept differently, so that rows of the draft's cache are rolled back separately."""
     drafter, saw = jaxspec.ModelDrafter(wrapped(DRAFT, kind), k=2), lambda proposal, _: None
     assert real_drafter.deviation(TARGET, drafter, rule, (0, 2, 1), rounds=2, length=4, saw=saw) < 1e-5
 
@@ -79,4 +79,4 @@ def test_a_foreign_target_scores_every_text_as_its_formula_does(kind):
         output = feed(model, jnp.asarray(texts[:, [count]]), cache)
         cache = cache.append(output.entries)
         found = jax.nn.softmax(output.logits[:, 0])
-        np.testing.assert_allclose(found, [tiny.history_probs(TARGET, text[: count + 1]) for text in texts], atol=1e-5)
+        np.testing.assert_allclose(found, [history_probs(TARGET, text[: count + 1]) for text in texts], atol=1e-5)

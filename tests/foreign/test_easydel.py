@@ -1,4 +1,4 @@
-"""EasyDeL, where it is installed: its models' tokens as without a cache, their states, and what is refused."""
+"""EasyDeL, where it is installed: its models' tokens equal those without a cache; their states, and rejected calls."""
 
 import jax
 import jax.numpy as jnp

@@ -156,7 +156,7 @@ def test_heads_share_embedding_and_last_norm(family):
     np.testing.assert_allclose(target.embed(tokens), output.hidden[0], rtol=1e-5)
     logits = target.normalize(output.hidden[1]) @ params["embedder"]["input_embedding"].T
     np.testing.assert_allclose(logits, output.logits, rtol=1e-3, atol=1e-3)
-    assert target.hidden_sizes == (2, 32)
+    assert target.traits.hidden_sizes == (2, 32)
 
 
 @pytest.mark.slow
@@ -169,5 +169,5 @@ def test_heads_are_trained_for_it_and_draft_for_it(family, tmp_path):
 @pytest.mark.slow
 def test_heads_of_models_that_do_not_tell_their_parts_are_refused():
     model, params = made("gemma3n")
-    with pytest.raises(TypeError, match="made in a target's sizes, which this model does not tell"):
+    with pytest.raises(TypeError, match="made in a target's sizes, which this model does not give"):
         jaxspec.foreign.for_heads(from_gemma(model, params, check=False))

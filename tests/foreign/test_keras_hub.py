@@ -1,4 +1,4 @@
-"""KerasHub, where it is installed: its models' tokens as without a cache, and what is refused."""
+"""KerasHub, where it is installed: its models' tokens equal those without a cache; rejected calls."""
 
 import dataclasses
 import os
@@ -90,12 +90,12 @@ def test_other_weights_of_the_same_model_are_its_params():
 
 
 def test_learned_positions_bound_the_text():
-    """They are cut as a slice, which XLA shifts where it would end behind the last one."""
+    """They are read as a slice, which XLA shifts where it would end after the last one."""
     lm = made("gpt2")
     target = from_keras_hub(lm, check=False)
     assert target.context_length == 96 - 64 + 1
     assert from_keras_hub(lm, context_length=20, check=False).context_length == 20
-    with pytest.raises(ValueError, match="a text of 34 tokens and a pass of scratch=64 outgrow 96 positions"):
+    with pytest.raises(ValueError, match="a text of 34 tokens and a pass of scratch=64 exceed 96 positions"):
         from_keras_hub(lm, context_length=34, check=False)
     with pytest.raises(ValueError, match="pass a smaller scratch"):
         from_keras_hub(lm, scratch=97, check=False)

@@ -1,4 +1,4 @@
-"""The real tunix: its models' tokens, captured states, heads on them, and what no wrapper serves."""
+"""The real tunix: its models' tokens, captured states, heads on them, and unsupported models."""
 
 import dataclasses
 
@@ -133,10 +133,10 @@ def test_what_no_wrapper_serves_is_refused():
     shapes = nnx.eval_shape(
         lambda: gemma3.Gemma3(dataclasses.replace(gemma3.ModelConfig.gemma3_270m(), num_layers=1), rngs=nnx.Rngs(0))
     )
-    with pytest.raises(TypeError, match="gemma3: its windows go by slots; pass it to jaxspec.adopt"):
+    with pytest.raises(TypeError, match="gemma3: its windows count slots; pass it to jaxspec.adopt"):
         from_tunix(shapes)
     sliding = {"attention_types": (gemma.AttentionType.LOCAL_SLIDING,) * 2, "sliding_window_size": 4}
-    with pytest.raises(TypeError, match="gemma: its windows go by slots"):
+    with pytest.raises(TypeError, match="gemma: its windows count slots"):
         from_tunix(made("gemma", **sliding))
     with pytest.raises(TypeError, match="one of tunix's, with config and layers, got dict"):
         from_tunix({})

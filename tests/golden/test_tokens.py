@@ -91,7 +91,7 @@ def record():
     """Writes the file anew, one case a line."""
     lines = []
     for name in sorted(CASES):
-        jax.clear_caches()  # a process may map only so many programs
+        jax.clear_caches()  # the number of programs that a process can map is limited
         lines.append(f"{json.dumps(name)}: {json.dumps(found(name), separators=(',', ':'))}")
     RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

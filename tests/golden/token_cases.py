@@ -1,5 +1,6 @@
 """Fixed calls of `generate` on tiny models: one for every drafter with every verifier that can check it."""
 
+import functools
 import hashlib
 
 import jax
@@ -15,19 +16,18 @@ from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
 from jaxspec.drafters.tree import TreeDrafter
 from jaxspec.heads.eagle.mtp import MtpLayer
 from jaxspec.heads.eagle.network import FirstEagleLayer
-from jaxspec.verifiers.lenience import Lenience
-from jaxspec.verifiers.relaxed import RelaxedVerifier
+from jaxspec.testing.history_models import history_model, nearby
+from jaxspec.verifiers.relaxed import Lenience, RelaxedVerifier
 from jaxspec.verifiers.typical import Typical
-from tests._fixtures import dflash as blocks
-from tests._fixtures import medusa, tandem, tiny, token_maps
+from tests._fixtures import dflash as blocks, medusa, tandem, tiny, token_maps
 from tests._fixtures.eagle import eagle_head
 from tests._fixtures.early_exit import random_exit
 
 PROMPTS = np.random.default_rng(0).integers(0, tiny.VOCAB, size=(4, 7))
 LENGTHS = np.array([7, 1, 4, 2])
 NEW = 24
-NETWORK, NUMBERS = tiny.transformer(3, layers=3), tiny.history_model(0, vocab=tiny.VOCAB, scale=2.0)
-DRAFT, OTHER = tiny.nearby(NUMBERS, 0.5), tiny.nearby(NUMBERS, 0.8, seed=4)
+NETWORK, NUMBERS = tiny.transformer(3, layers=3), history_model(0, vocab=tiny.VOCAB, scale=2.0)
+DRAFT, OTHER = nearby(NUMBERS, 0.5), nearby(NUMBERS, 0.8, seed=4)
 SHARED = {0: 2, 1: 0, 3: 1, 5: 6, 6: 7, 7: 8, 8: 9, 9: 3}
 PIECES = [[2], [0], [3, 4], [1], [4, 5], [6], [7], [8], [9], [3], [5, 5]]
 SOME = [0, 2, 3, 5, 6, 8, 9, 10]
@@ -72,6 +72,7 @@ def _network():
     """Drafters that need a decoder."""
     eagle = lambda seed, **options: eagle_head(seed, target=NETWORK, **options)
     head, small = eagle(0), eagle(1, ids=SOME)
+    mtp = functools.partial(MtpLayer, feedback="prenorm")
     flash = blocks.random_head(NETWORK, ids=SOME, layers=1, seed=4, markov_rank=3)
     tandems, conditioned = tandem.random_head(NETWORK, ids=SOME, seed=4), medusa.conditioned_head(NETWORK, ids=SOME)
     return {
@@ -79,12 +80,12 @@ def _network():
         "eagle": jaxspec.EagleDrafter(head, k=3),
         "eagle, small vocabulary": jaxspec.EagleDrafter(small, k=3),
         "eagle, first": jaxspec.EagleDrafter(eagle(2, layer=FirstEagleLayer, capture=(3,), normalized=True), k=3),
-        "eagle, mtp": jaxspec.EagleDrafter(eagle(3, layer=MtpLayer, capture=(3,), normalized=True), k=2),
+        "eagle, mtp": jaxspec.EagleDrafter(eagle(3, layer=mtp, capture=(3,), normalized=True), k=2),
         "eagle, tree": TreeDrafter(head, BRANCHES),
         "eagle, dynamic tree": DynamicTreeDrafter(small, top_k=3, depth=3, nodes=8),
         "eagle, ngram": jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=3, min_ngram=1), jaxspec.EagleDrafter(head, k=3)),
         "dflash": jaxspec.DFlashDrafter(flash, k=3),
-        "tandem": jaxspec.TandemDrafter(tandems, k=3),
+        "tandem": jaxspec.contrib.TandemDrafter(tandems, k=3),
         "tandem, dynamic tree": DynamicTreeDrafter(tandems, top_k=3, depth=3, nodes=8),
         "medusa": jaxspec.MedusaDrafter(conditioned),
         "medusa, paper": jaxspec.MedusaDrafter(medusa.paper_head(NETWORK, 2, blocks=2), k=2),
@@ -131,7 +132,7 @@ def cases():
 
 
 def run(target, drafter, verifier, policy):
-    """Returns the tokens of each row, and a hash of every bit that was returned beside them."""
+    """Returns the tokens of each row, and a hash of every other bit of the result."""
     result = jaxspec.generate(
         target,
         drafter,

@@ -1,12 +1,15 @@
 """Automata of expressions over tokens, against walking each token byte by byte."""
 
 import re
+import signal
 import tracemalloc
 
 import numpy as np
 import pytest
 
-from jaxspec.grammar.automaton import over_bytes, over_tokens
+from jaxspec.grammar import Grammar, TableTooLargeError, automaton
+from jaxspec.grammar.automaton import over_bytes, over_tokens, without_nul
+from tests._fixtures.grammars import follower, takes
 
 PATTERNS = ["(the |sea |[aeo]){2,4}", "[ab]*", r'"[^"\\\x00-\x1f]{0,3}"', "(?:é|日本){1,2}x?", "a|ab|abc", "a?b|"]
 TEXTS = [
@@ -37,7 +40,7 @@ def walk(automaton, state, token):
 
 
 def texts_of(automaton, length, tokens):
-    """The tokens of all texts of at most so many, and whether each may end."""
+    """Returns all texts of at most `length` tokens, and whether each may end."""
     found, level = {}, {(): automaton.start}
     for _ in range(length + 1):
         found |= {text: bool(automaton.final[state]) for text, state in level.items()}
@@ -80,7 +83,7 @@ def test_states_that_are_of_no_use_are_left_out():
 
 @pytest.mark.slow
 def test_a_large_vocabulary_takes_no_more_than_its_classes():
-    """States times tokens are never there at once: 2,000 states by 40,000 tokens of integers were 320 MB."""
+    """No array of states times tokens is made: 2,000 states by 40,000 tokens of integers would take 320 MB."""
     rng = np.random.default_rng(0)
     letters = np.frombuffer(b"abcdefgh ", np.uint8)
     tokens = [bytes(rng.choice(letters, rng.integers(1, 9))) for _ in range(40_000)]
@@ -93,6 +96,59 @@ def test_a_large_vocabulary_takes_no_more_than_its_classes():
     assert peak < 40e6
 
 
+TOO_MANY = "(a|b)*a(a|b){17}"
+
+
+def test_an_expression_with_too_many_states_is_refused():
+    """As is one that takes too long; the host follows both."""
+    for pattern, limits in ((TOO_MANY, {"seconds": 0.0}), ("(a|b)*a(a|b){6}", {"states": 100})):
+        with pytest.raises(TableTooLargeError, match=r"has more than [\d,]+ states, or took more than \d+ seconds"):
+            over_bytes(pattern, **limits)
+    assert takes(follower(Grammar.regex(TOO_MANY)), "ab" * 20)
+
+
+def test_an_automaton_with_too_many_classes_of_tokens_is_refused(monkeypatch):
+    monkeypatch.setattr(automaton, "_MOST_CELLS", 10)
+    with pytest.raises(TableTooLargeError, match="classes of tokens take over 1 GiB"):
+        over_tokens(over_bytes("[ab]{4}"), TOKENS)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers on this system")
+def test_an_interrupt_ends_the_building():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            over_bytes(TOO_MANY)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("a.b", r"a[^\n\x00]b"),
+        ("(?s:.)(?-s:.).", r"(?s:[^\x00])(?-s:[^\n\x00])[^\n\x00]"),
+        ("(?s)(a.)", r"(?s)(a[^\x00])"),
+        ("[a-z&&[^b]]x", r"[[a-z&&[^b]]&&[^\x00]]x"),
+        (r"[]\]].", r"[[]\]]&&[^\x00]][^\n\x00]"),
+        (r"\D\p{L}\d\.", r"[\D&&[^\x00]][\p{L}&&[^\x00]]\d\."),
+    ],
+)
+def test_dots_and_classes_do_not_match_nul(pattern, expected):
+    assert without_nul(pattern) == expected
+
+
+def test_a_dot_takes_no_more_states_than_a_letter():
+    """The library looks for beginnings of a match anywhere; dots used to match the character that marks one."""
+    found = over_bytes(Grammar.regex(".{40}").pattern)
+    assert len(found.final) < 400
+
+
 def test_what_is_no_expression_is_said():
-    with pytest.raises(ValueError, match=r"the regular expression '\[a' has no automaton"):
+    with pytest.raises(ValueError, match=r"the regular expression has no automaton: it has unclosed brackets"):
         over_bytes("[a")

@@ -1,4 +1,4 @@
-"""Grammars that the host follows between the passes: texts are theirs, and those of plain decoding."""
+"""Grammars that the host follows between passes: texts match them, and equal those of plain decoding."""
 
 import functools
 import json
@@ -14,11 +14,12 @@ import jaxspec
 from jaxspec.checkpoints.spelling import Speller
 from jaxspec.core import processing
 from jaxspec.grammar import Grammar
+from jaxspec.grammar.automaton import over_bytes
 from jaxspec.grammar.host import HostMasks, RowMatchers
-from jaxspec.text import controls
+from jaxspec.text import request
 from tests._fixtures import examples, text_models
 
-TARGET, DRAFT = examples.models()
+TARGET, DRAFT = text_models.history_models()
 TOKENIZER, VOCAB = TARGET.tokenizer, TARGET.vocab_size
 STOP = TOKENIZER.eos_token_ids[0]
 NESTED = 'start: "(" start ")" | "sea"'
@@ -43,7 +44,7 @@ def bits(words):
 
 
 class State:
-    """Of a generation state what is looked at."""
+    """The fields of a generation state that masks read."""
 
 
 def masks_of(matchers, masks, tokens, valid, parents):
@@ -51,8 +52,8 @@ def masks_of(matchers, masks, tokens, valid, parents):
     policy = jaxspec.Greedy((masks,))
     state = jaxspec.init(TARGET, None, jnp.asarray([[5]]), sampling=policy, max_new_tokens=1)
     told = matchers.after_drafts(masks, state, 0, tokens, valid, parents)
-    assert jnp.shape(masks.init(prompt).allowed) == told.processed[0].allowed.shape
-    return told.processed[0]
+    assert jnp.shape(masks.init(prompt).allowed) == told.context.processed[0].allowed.shape
+    return told.context.processed[0]
 
 
 def test_what_follows_each_node_is_what_the_table_allows():
@@ -74,7 +75,7 @@ def test_what_follows_each_node_is_what_the_table_allows():
     for node in range(4):
         assert by_host[node].any()
         np.testing.assert_array_equal(by_host[node], by_table[node], err_msg=str(node))
-    # Behind a draft that is refused nothing is looked at.
+    # Nodes after a rejected draft are not masked.
     assert by_host[4].all()
     # A position that the host was not asked about is left as it is.
     other = masks(jnp.zeros((1, 1, VOCAB)), known, jnp.asarray([[[8, 8]]], jnp.int32))
@@ -85,6 +86,7 @@ QUICK = (("n-gram", 1.0),)
 CASES = [(name, temperature) for name in DRAFTS for temperature in (0, 1.0) if name != "plain"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "temperature"), [pytest.param(*case, marks=[pytest.mark.slow] * (case not in QUICK)) for case in CASES]
 )
@@ -105,6 +107,7 @@ def test_texts_are_of_the_grammar_and_those_of_plain_decoding(name, temperature)
         assert sum(one.stats.drafted.sum() for one in found) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -131,6 +134,7 @@ def test_tokenizers_that_do_not_encode_a_text_as_it_is(options):
         assert b"".join(map(tokenizer.token_bytes, speller.spell(text.encode()))) == text.encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["model", "n-gram", *(pytest.param(one, marks=pytest.mark.slow) for one in ("tree", "dynamic tree"))]
 )
@@ -182,9 +186,10 @@ def test_the_host_is_asked_from_a_mesh(name):
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     make = {"model": lambda draft: jaxspec.ModelDrafter(draft, k=3), "tree": DRAFTS_OF_TREES}[name]
     options = {"grammar": NESTED, "temperature": 1.0, "seed": 5, "max_new_tokens": 20}
+    models = examples.models()
     found = [
         jaxspec.SpeculativeDecoder(target, make(draft)).generate(["the sea", "a"], **options)
-        for target, draft in ((TARGET, DRAFT), (jaxspec.shard(TARGET, mesh), jaxspec.shard(DRAFT, mesh)))
+        for target, draft in (models, tuple(jaxspec.shard(model, mesh) for model in models))
     ]
     for one, other in zip(*found, strict=True):
         assert one.token_ids == other.token_ids
@@ -201,10 +206,13 @@ def test_a_stream_shows_the_same_text():
 def test_small_grammars_are_tables_and_others_are_followed():
     def made(**given):
         options = jaxspec.TextOptions(**given)
-        grammars = controls.grammars_of(options, 2)
-        return controls.processors(options, grammars, jaxspec.NGramDrafter(k=2), TOKENIZER, VOCAB, (STOP,))
+        grammars = request.grammars_of(options, 2)
+        return request.make_processors(options, grammars, jaxspec.NGramDrafter(k=2), TOKENIZER, VOCAB, (STOP,))
 
     assert [type(one).__name__ for one in made(choices=["a", "b"])] == ["GrammarTable"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("jaxspec.grammar.grammar.over_bytes", functools.partial(over_bytes, states=5))
+        assert [type(one).__name__ for one in made(regex="[abc]{9}")] == ["HostMasks"]
     assert [type(one).__name__ for one in made(schema=TREE)] == ["HostMasks"]
     assert made(choices=["a", "b"])[0] is made(choices=["a", "b"])[0]
     every = made(
@@ -215,7 +223,7 @@ def test_small_grammars_are_tables_and_others_are_followed():
         allowed_tokens=[5],
         bad_words="sea",
     )
-    order = ["LogitBias", "Penalties", "BannedPhrases", "MinNewTokens", "AllowedTokens", "HostMasks"]
+    order = ["LogitBias", "Penalties", "BannedTexts", "MinNewTokens", "AllowedTokens", "HostMasks"]
     assert [type(one).__name__ for one in every] == order
 
 
@@ -225,10 +233,15 @@ def test_small_grammars_are_tables_and_others_are_followed():
         ({"schema": TREE, "regex": "a"}, ValueError, "keeps to one grammar, got schema and regex; pass one of them"),
         ({"regex": "a", "stop_tokens": ()}, ValueError, "a grammar ends a text by a stop token, got stop_tokens=()"),
         ({"grammar": "start: ((("}, ValueError, "this lark grammar is not supported"),
+        ({"grammar": "start: <|end|>"}, ValueError, "name no special token such as"),
+        ({"grammar": "start: a\na: start"}, ValueError, "the rule a of the grammar never ends"),
+        ({"grammar": 'start: ""'}, ValueError, "this lark grammar allows no answer that has a token"),
+        ({"grammar": "start: other"}, ValueError, "at 1(8): unknown name"),
+        ({"regex": "a[z-b]"}, ValueError, "the regular expression 'a[z-b]' has no automaton: it has unclosed"),
         (
             {"schema": {"type": "array", "contains": {"type": "null"}}},
             ValueError,
-            "this json_schema grammar is not",
+            "schema.contains cannot be followed by a grammar; write items or prefixItems",
         ),
         ({"bad_words": [""]}, TypeError, "bad_words must be strings, none of them empty"),
         ({"logit_bias": {9999: 1.0}}, ValueError, "logit_bias has id 9999"),

@@ -1,4 +1,4 @@
-"""Every kind of head: an untrained one is what its reader gives back, and drafts without changing a token."""
+"""Every kind of head: an untrained one is read back as written, and drafts without changing a token."""
 
 import subprocess
 import sys
@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.contrib import exit_head
+from jaxspec.contrib import exit_head, tandem
 from jaxspec.contrib.exit_head.checkpoint import write_early_exit
-from jaxspec.heads import dflash, eagle, medusa, tandem
+from jaxspec.contrib.tandem.checkpoint import write_tandem
+from jaxspec.heads import dflash, eagle, medusa
 from jaxspec.heads.dflash.checkpoint import write_dflash
 from jaxspec.heads.eagle.checkpoint import write_eagle
 from jaxspec.heads.files import kind_in, read_head
 from jaxspec.heads.medusa.checkpoint import write_medusa
-from jaxspec.heads.tandem.checkpoint import write_tandem
+from jaxspec.training.distill import DistillRecipe
 from tests._fixtures import tiny
 
 TARGET = tiny.transformer(3, layers=3)
@@ -59,10 +60,11 @@ def test_an_untrained_head_drafts_without_changing_a_token(kind, sampling):
     assert np.all(np.asarray(drafted.stats.drafted) > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("few", "dtype"),
     [
-        (None, "float32"),
+        pytest.param(None, "float32", marks=pytest.mark.slow),
         (5, "bfloat16"),
         pytest.param(None, "bfloat16", marks=pytest.mark.slow),
         pytest.param(5, "float32", marks=pytest.mark.slow),
@@ -91,13 +93,37 @@ def test_training_begins_with_the_untrained_head(kind):
     jax.tree.map(np.testing.assert_array_equal, recipe.head(params, TARGET).params, head.params)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_untrained_head_is_the_same_under_strict_settings(kind):
+    """64-bit types, the checks for NaN and strict ranks change nothing; the tests' promotion is strict already."""
+    plain = made(kind)
+    with jax.enable_x64(True), jax.debug_nans(True), jax.numpy_rank_promotion("raise"):
+        head = made(kind)
+        other = KINDS[kind].init(TARGET, jax.random.key(1, impl="rbg"), **SMALL.get(kind, {}))
+    assert described(head) == described(plain) == described(other)
+    jax.tree.map(np.testing.assert_array_equal, head, plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*(kind for kind in KINDS if KINDS[kind].recipe is not None), "distill"])
+def test_training_begins_the_same_under_strict_settings(kind):
+    small = {"draft_vocabulary": 5} | SMALL.get(kind, {})
+    recipe = KINDS[kind].recipe.of(TARGET, **small) if kind in KINDS else DistillRecipe(width=8, layers=1, heads=1)
+    plain = recipe.init(jax.random.key(1), TARGET, COUNTS)
+    with jax.enable_x64(True), jax.debug_nans(True), jax.numpy_rank_promotion("raise"):
+        params = recipe.init(jax.random.key(1), TARGET, COUNTS)
+    jax.tree.map(np.testing.assert_array_equal, params, plain)
+    assert [x.dtype for x in jax.tree.leaves(params)] == [x.dtype for x in jax.tree.leaves(plain)]
+
+
 def test_counts_of_another_vocabulary_are_refused():
     with pytest.raises(ValueError, match="one number for each of the target's 11 tokens"):
         eagle.init(TARGET, jax.random.key(0), token_counts=np.ones(12))
 
 
 def test_kinds_are_imported_without_jax():
-    names = "from jaxspec.heads import dflash, eagle, medusa, tandem; from jaxspec.contrib import exit_head"
+    names = "from jaxspec.heads import dflash, eagle, medusa; from jaxspec.contrib import exit_head, tandem"
     code = f"import sys; {names}; eagle.KIND.recognizes({{}}, {{}}); assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 

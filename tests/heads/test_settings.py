@@ -1,11 +1,11 @@
-"""Settings of heads that cannot be: each is called by its name, before anything is made of it."""
+"""Invalid settings of heads: an error names each one, before anything is made from it."""
 
 import json
 
 import pytest
 
 import jaxspec
-from jaxspec.core.files import FileFormatError
+from jaxspec.io.files import FileFormatError
 from tests._fixtures import damaged_formats
 
 WRONG = {
@@ -16,7 +16,7 @@ WRONG = {
         "target_hidden_size": 15,
         "vocab_size": 12,
         "rms_norm_eps": float("nan"),
-        "norm_output": True,
+        "norm_output": 1,
     },
     "medusa": {
         "medusa_num_heads": 10**9,

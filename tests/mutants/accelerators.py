@@ -1,8 +1,8 @@
-"""Faults of what only accelerators run, and of what is read from programs compiled for them."""
+"""Faults of code that only accelerators run, and of readers of programs compiled for them."""
 
 from tests.mutants.mutant import Mutant
 
-_ATTENTION, _CACHE, _HLO = "tests/nn/test_attention.py", "tests/nn/test_cache.py", "tests/bench/test_hlo.py"
+_ATTENTION, _CACHE, _HLO = "tests/nn/test_attention.py", "tests/nn/test_cache.py", "tests/compiled/test_hlo.py"
 _WRITE = f"{_CACHE}::test_every_platforms_write_is_the_same"
 
 MUTANTS = (
@@ -35,15 +35,15 @@ MUTANTS = (
         (_WRITE,),
     ),
     Mutant(
-        "one slot is written behind its place",
+        "one slot is written after its place",
         "nn/cache.py",
         "== (start - first)[:, None]",
         "== (start - first)[:, None] + 1",
         (_WRITE,),
     ),
     Mutant(
-        "each operation beside a collective counts it once more",
-        "bench/hlo.py",
+        "each operation alongside a collective counts it once more",
+        "compiled/hlo.py",
         "if kind in COLLECTIVES and not (_ALONG in one.text and one.name not in self._begun):",
         "if kind in COLLECTIVES:",
         (f"{_HLO}::test_a_collective_beside_several_operations_is_one",),
@@ -71,14 +71,14 @@ MUTANTS = (
     ),
     Mutant(
         "a loop's instructions are counted once",
-        "bench/hlo.py",
+        "compiled/hlo.py",
         "trips, times * count)",
         "trips, times)",
         (f"{_HLO}::test_a_loop_runs_as_often_as_the_compiler_or_the_caller_says",),
     ),
     Mutant(
         "what lies on the chip counts as read",
-        "bench/hlo.py",
+        "compiled/hlo.py",
         "return 0 if self.local else self.size",
         "return self.size",
         (f"{_HLO}::test_bytes_are_those_that_reach_the_main_memory",),
@@ -99,23 +99,24 @@ MUTANTS = (
     ),
     Mutant(
         "of branches the least is counted",
-        "bench/hlo.py",
+        "compiled/hlo.py",
         "return max(one.branches, key=size)",
         "return min(one.branches, key=size)",
         (f"{_HLO}::test_of_branches_the_one_counts_that_moves_the_most",),
     ),
     Mutant(
         "rows are split though the target's rules leave them whole",
-        "decoding/arguments.py",
-        "if mesh is not None and isinstance(placement, Unsharded):",
-        "if mesh is not None:",
+        "decoding/options.py",
+        "if options.mesh is not None and isinstance(placement, Unsharded):",
+        "if options.mesh is not None:",
         ("tests/sharding/test_meshes.py::test_rows_follow_the_targets_own_rules",),
     ),
     Mutant(
         "an adapter's model has its rows and results where they were",
-        "decoding/arguments.py",
-        "if mesh is not None and isinstance(placement, Unsharded):",
-        "if mesh is not None and False:",
+        "decoding/options.py",
+        "if options.mesh is not None and isinstance(placement, Unsharded):",
+        "if options.mesh is not None and False:",
         ("tests/sharding/test_meshes.py::test_an_adapters_model_on_a_mesh",),
+        slow=True,
     ),
 )

@@ -1,4 +1,4 @@
-"""Faults of the costs that adaptive draft lengths go by, and of what both halves of a hybrid draft for."""
+"""Faults of the costs that adaptive draft lengths use, and of the rows that the halves of a hybrid draft for."""
 
 from tests.mutants.mutant import Mutant
 
@@ -29,22 +29,23 @@ MUTANTS = (
     Mutant(
         "a model learns from rows that copied",
         "drafters/hybrid.py",
-        "asked = dataclasses.replace(context, asked=~state.copied)",
-        "asked = context",
+        "modeled = dataclasses.replace(context, draft_rows=~state.copied)",
+        "modeled = context",
         (f"{_HYBRID}::test_each_half_s_draft_length_learns_from_the_rows_that_it_drafted_for",),
+        slow=True,
     ),
     Mutant(
         "a model does not see the rows that wait for it",
         "drafters/chain.py",
-        "self.draft_length.longest(state.length_state, able, context.live))",
-        "self.draft_length.longest(state.length_state, able, able))",
+        "self.draft_length.longest(state.length_state, draftable, context.active))",
+        "self.draft_length.longest(state.length_state, draftable, draftable))",
         (f"{_HYBRID}::test_the_model_counts_the_rows_that_wait_for_it",),
     ),
     Mutant(
         "rows that found nothing count as if they drafted",
         "drafters/lookup.py",
-        "longest_certain(state.length_state, found, live, certain)",
-        "longest_certain(state.length_state, live, live, certain)",
+        "longest_certain(state.length_state, found, active, certain)",
+        "longest_certain(state.length_state, active, active, certain)",
         ("tests/drafters/test_ngram.py::test_rows_that_found_nothing_wait_for_those_that_did",),
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""Faults by which a pass depends on what is fed with a token."""
+"""Faults by which a token's result depends on the tokens fed with it."""
 
 from tests.mutants.mutant import Mutant
 
@@ -24,9 +24,9 @@ MUTANTS = (
     ),
     Mutant(
         "tokens of a tree see those that fill its pass up",
-        "nn/fixed_rows.py",
-        "mask = jnp.pad(mask, (*after, after[1])) | behind[None]",
-        "mask = jnp.pad(mask, (*after, after[1]), constant_values=True) | behind[None]",
+        "nn/exact_passes.py",
+        "mask = jnp.pad(mask, (*after, after[1])) | on_padding[None]",
+        "mask = jnp.pad(mask, (*after, after[1]), constant_values=True) | on_padding[None]",
         _SHAPES,
     ),
     Mutant(
@@ -49,20 +49,21 @@ MUTANTS = (
         _SUMS,
         "if x.shape[-1] == 0 or not in_one_order() or _is_split(x):",
         "if x.shape[-1] == 0 or not in_one_order():",
-        ("tests/ops/test_mean.py::test_an_axis_that_is_split_stays_split",),
+        ("tests/core/test_sums.py::test_an_axis_that_is_split_stays_split",),
     ),
     Mutant(
         "norms, and vocabularies, are summed as XLA does",
         _SUMS,
         "cpu=_in_order",
         "cpu=lambda x: jnp.sum(x, axis=-1)",
-        ("tests/ops/test_mean.py::test_a_mean_is_of_its_row", f"{_NN}::test_sums_over_a_vocabulary_are_of_their_row"),
+        ("tests/core/test_sums.py::test_a_mean_is_of_its_row", f"{_NN}::test_sums_over_a_vocabulary_are_of_their_row"),
+        slow=True,
     ),
     Mutant(
         "a prompt's pieces are as wide as the prompt",
         "core/prefill.py",
-        "    if rows_of(model) is None:\n",
-        "    if True:\n",
+        "    if traits.pass_tokens is not None:\n",
+        "    if False:\n",
         (f"{_NN}::test_pieces_of_a_prompt_have_one_width",),
     ),
     Mutant(
@@ -75,16 +76,16 @@ MUTANTS = (
     Mutant(
         "a proposal may be as long as a pass, without the last token",
         "core/bit_exact.py",
-        "if rows is not None and nodes + 1 > rows:",
-        "if rows is not None and nodes > rows + 4:",
+        "if pass_tokens is not None and nodes + 1 > pass_tokens:",
+        "if pass_tokens is not None and nodes > pass_tokens + 4:",
         (f"{_LOOP}::test_a_draft_that_fits_no_pass_is_refused",),
     ),
     Mutant(
-        "a model that has rows is given others",
+        "a model that has pass_tokens is given others",
         "nn/exact_passes.py",
-        "rows=rows or rows_of(model) or ROWS",
-        "rows=rows or ROWS",
-        (f"{_NN}::test_rows_are_those_that_were_asked_for",),
+        "count or held.pass_tokens or PASS_TOKENS",
+        "count or PASS_TOKENS",
+        (f"{_NN}::test_passes_have_the_tokens_that_were_asked_for",),
     ),
     Mutant(
         "a score is that of the token before",
@@ -103,7 +104,7 @@ MUTANTS = (
     Mutant(
         "wide passes of float32 are XLA's, where agreement was asked for",
         "nn/exact_passes.py",
-        "x.in_any_rows() if is_packed(x) else x",
+        "x.in_any_pass() if is_packed(x) else x",
         "x",
         ("tests/ops/test_native_bits.py::test_passes_of_any_width_give_the_same_logits",),
     ),
@@ -115,7 +116,7 @@ MUTANTS = (
         ("tests/ops/test_matmul.py::test_no_row_is_another_s_where_products_are_fused_with_what_follows",),
     ),
     Mutant(
-        "an int8 cache beside native kernels is not attended to by slot",
+        "an int8 cache with native kernels is not attended to by slot",
         "nn/convert.py",
         "cache_type=BY_SLOT[Int8KVCache]",
         "cache_type=Int8KVCache",
@@ -123,9 +124,10 @@ MUTANTS = (
     ),
     Mutant(
         "passes are filled up with the vocabulary's first token",
-        "nn/fixed_rows.py",
-        "jnp.broadcast_to(tokens[:, :1], (tokens.shape[0], rows - count))",
-        "jnp.zeros((tokens.shape[0], rows - count), tokens.dtype)",
+        "nn/exact_passes.py",
+        "jnp.broadcast_to(tokens[:, :1], (tokens.shape[0], pass_tokens - count))",
+        "jnp.zeros((tokens.shape[0], pass_tokens - count), tokens.dtype)",
         (f"{_NN}::test_what_fills_a_pass_up_is_of_the_text",),
+        slow=True,
     ),
 )

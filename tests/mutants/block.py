@@ -17,14 +17,14 @@ MUTANTS = (
         _FILE,
         "between = jnp.where(jnp.isnan(mass), ratio, between)",
         "between = jnp.where(jnp.isnan(mass), between, between)",
-        (f"{_CONTRACT}::test_a_target_distribution_of_nan_behind_an_excluded_draft_accepts_nothing",),
+        (f"{_CONTRACT}::test_a_target_distribution_of_nan_after_an_excluded_draft_accepts_nothing",),
     ),
     Mutant(
         "block verification stops at the first failure",
         _FILE,
         "accepted = jnp.max(jnp.where(passed, numbers, 0), axis=1, initial=0)",
         "accepted = jnp.sum(jnp.cumprod(jnp.where(passed, 1, 0 * numbers), axis=1), axis=1, dtype=jnp.int32)",
-        (f"{_CONTRACT}::test_the_distribution_through_the_real_draws",),
+        (f"{_CONTRACT}::test_the_distribution_through_the_real_keys",),
     ),
     Mutant(
         "block verification accepts drafts that were not submitted",
@@ -42,9 +42,9 @@ MUTANTS = (
     ),
     Mutant(
         "the residual of block verification forgets the prefix",
-        _FILE,
-        "log_residual(target + ratio[:, None], ",
-        "log_residual(target, ",
+        "verifiers/rejection.py",
+        "scaled = target if log_ratio is None else target + log_ratio[:, None]",
+        "scaled = target",
         (_FOUR_TOKENS,),
     ),
     Mutant(
@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     Mutant(
         "the bonus of a block is drawn from a residual",
-        _FILE,
+        "verifiers/rejection.py",
         "return accepted < jnp.sum(proposal.valid, axis=1, dtype=jnp.int32), residual, target",
         "return accepted <= jnp.sum(proposal.valid, axis=1, dtype=jnp.int32), residual, target",
         (_ONE_ROUND,),
@@ -105,7 +105,7 @@ MUTANTS = (
     ),
     Mutant(
         "an empty residual of a block is drawn from",
-        "verifiers/correction.py",
+        "verifiers/rejection.py",
         "some = rejected & (jnp.max(residual, axis=-1) > -jnp.inf)",
         "some = rejected",
         (_EQUAL,),
@@ -128,7 +128,7 @@ MUTANTS = (
     Mutant(
         "drafts are drawn by absolute position",
         "core/random.py",
-        "return _gumbel(_fold(stream, offset), vocab_size if",
+        "return _gumbel(_fold(self._drafts(), offset), vocab_size if",
         "return _gumbel(_fold(_fold(self.keys, jnp.int32(_DRAFT + 2)), self.length + offset), vocab_size if",
         (_ROUNDS,),
     ),

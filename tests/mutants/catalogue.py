@@ -1,11 +1,11 @@
-"""Every mutant, from the files beside this one that list them by topic."""
+"""Every mutant, from the files of this folder, which list them by topic."""
 
 import importlib
 import pathlib
 
 from tests.mutants.mutant import Mutant
 
-_MACHINERY = {"catalogue", "choose", "forks", "mutant", "results", "run"}
+_MACHINERY = {"catalogue", "changed", "choose", "forks", "mutant", "results", "run"}
 _FILES = {path.stem for path in pathlib.Path(__file__).parent.glob("*.py")}
 _NAMES = sorted(name for name in _FILES - _MACHINERY if not name.startswith("test_"))
 

@@ -52,9 +52,10 @@ MUTANTS = (
     Mutant(
         "rows whose text the draft cannot hold are drafted for",
         _DRAFTER,
-        "done=context.done | behind",
+        "done=context.done | lagging",
         "done=context.done",
         (_ROOM,),
+        slow=True,
     ),
     Mutant(
         "what the draft's cache holds is counted in the target's tokens",
@@ -62,6 +63,7 @@ MUTANTS = (
         "super().observe(state.chain, inner, verdict, hidden)",
         "super().observe(state.chain, context, verdict, hidden)",
         (f"{_DRAFTER_TESTS}::test_the_cache_keeps_the_text_and_the_drafts_that_were_accepted",),
+        slow=True,
     ),
     Mutant(
         "text is taken to be made of byte tokens",
@@ -94,8 +96,8 @@ MUTANTS = (
     Mutant(
         "the draft's cache keeps what its text no longer says",
         _STRINGS,
-        "jnp.minimum(state.draft_state.length, held)",
-        "state.draft_state.length",
+        "jnp.minimum(cache.length, held)",
+        "cache.length",
         (f"{_STRINGS_TESTS}::test_the_cache_is_rolled_back_to_what_is_still_so",),
     ),
     Mutant(
@@ -106,7 +108,7 @@ MUTANTS = (
         (f"{_STRINGS_TESTS}::test_what_the_draft_writes_after_a_cut_character",),
     ),
     Mutant(
-        "a text goes on behind the draft's special tokens",
+        "a text goes on after the draft's special tokens",
         _STRINGS,
         "kept = drafts[: next(special, len(drafts))]",
         "kept = drafts",

@@ -3,16 +3,18 @@
 from tests.mutants.mutant import Mutant
 
 _DRAFTER, _HEAD, _NETWORK, _TRAINING = (
-    "heads/dflash/drafter.py",
+    "heads/dflash/head.py",
     "heads/dflash/head.py",
     "heads/dflash/network.py",
-    "heads/dflash/blocks.py",
+    "heads/dflash/training.py",
 )
 _TESTS = "tests/heads/dflash/test_drafter.py"
 _PROBS = f"{_TESTS}::TestDSpark::test_the_reported_distribution_is_that_of_the_drafts"
 _CACHE = f"{_TESTS}::TestDSpark::test_the_cache_holds_the_text_after_full_and_zero_acceptance"
 _LOSS = "tests/heads/dflash/test_training.py::test_the_loss_is_dspark_s_over_the_blocks_that_are_drafted"
 
+_FORMULAS = "tests/heads/dflash/test_corrections.py::test_the_distribution_of_each_draft_is_the_formula_s"
+_RECORDED = "tests/heads/test_reference_heads.py::test_both_rounds_are_drafted_as_recorded"
 _TREE = "tests/heads/dflash/test_tree.py::test_the_nodes_are_those_of_a_plain_search"
 
 MUTANTS = (
@@ -22,6 +24,7 @@ MUTANTS = (
         "places = jnp.arange(1, self.max_drafts, dtype=jnp.int32)",
         "places = jnp.arange(self.max_drafts - 1, dtype=jnp.int32)",
         (_TREE,),
+        slow=True,
     ),
     Mutant(
         "a tree's nodes follow the tokens that stand elsewhere",
@@ -29,26 +32,27 @@ MUTANTS = (
         "head.added(head.before(above))",
         "head.added(head.before(above[:, ::-1]))",
         (_TREE,),
+        slow=True,
     ),
     Mutant(
         "the context of the last accepted draft is lost",
         _DRAFTER,
-        "jnp.where(context.done, 0, verdict.accepted + 1)",
-        "jnp.where(context.done, 0, verdict.accepted)",
+        "held = context.length - 1 + verdict.appended(context)",
+        "held = context.length - 1 + verdict.appended(context) - 1",
         (_CACHE,),
     ),
     Mutant(
         "the context of rejected drafts stays",
         _DRAFTER,
-        "jnp.where(context.done, 0, verdict.accepted + 1)",
-        "jnp.where(context.done, 0, 0 * verdict.accepted + hidden[0].shape[1])",
+        "held = context.length - 1 + verdict.appended(context)",
+        "held = context.length - 1 + jnp.where(context.done, 0, hidden[0].shape[1])",
         (_CACHE,),
     ),
     Mutant(
         "a DFlash drafter that paused misses the context of that round",
         _DRAFTER,
-        "jnp.where(context.done, 0, verdict.accepted + 1)",
-        "jnp.where(context.done | (state.submitted == 0), 0, verdict.accepted + 1)",
+        "held = context.length - 1 + verdict.appended(context)",
+        "held = context.length - 1 + jnp.where(state.submitted == 0, 0, verdict.appended(context))",
         (f"{_TESTS}::TestPauses::test_the_reported_distribution_is_that_of_the_drafts",),
         slow=True,
     ),
@@ -76,22 +80,22 @@ MUTANTS = (
     Mutant(
         "all drafts of a block share their noise",
         _DRAFTER,
-        "rng.draft_noise(offset, head.vocab_size, ids)",
-        "rng.draft_noise(0 * offset, head.vocab_size, ids)",
+        "draw(policy, logits, rng, offsets, head.vocab_size, ids)",
+        "draw(policy, logits, rng, 0 * offsets, head.vocab_size, ids)",
         (f"{_TESTS}::test_each_draft_of_a_block_is_drawn_with_its_own_noise",),
     ),
     Mutant(
         "DFlash drafts from the place before each mask",
         _NETWORK,
-        "return x if config.first_predicts else x[:, :, 1:]",
-        "return x if config.first_predicts else x[:, :, :-1]",
+        "config.keeps_anchor else x[:, :, 1:]",
+        "config.keeps_anchor else x[:, :, :-1]",
         (f"{_TESTS}::test_dflash_drafts_from_the_places_of_its_masks",),
     ),
     Mutant(
         "a block is trained to copy what it is shown of its own first token",
         _NETWORK,
-        "return order[:, None] < jnp.repeat(",
-        "return order[:, None] <= jnp.repeat(",
+        "before = before_positions[:, None] < starts[..., None]",
+        "before = before_positions[:, None] <= starts[..., None]",
         (_LOSS,),
     ),
     Mutant(
@@ -107,5 +111,37 @@ MUTANTS = (
         "at = jnp.minimum(_places(anchors, drafts),",
         "at = jnp.minimum(_places(anchors + 1, drafts),",
         (_LOSS,),
+    ),
+    Mutant(
+        "a recurrent Markov head forgets what it kept",
+        "heads/dflash/markov.py",
+        "kept, latent = self._recur(kept, before, states)",
+        "kept, latent = self._recur(kept * 0, before, states)",
+        (f"{_FORMULAS}[rnn]",),
+        slow=True,
+    ),
+    Mutant(
+        "in place, a recurrent Markov head begins after the anchor's place",
+        "heads/dflash/markov.py",
+        "return self._recur(zeros, self.before(tokens), states)[0]",
+        "return zeros",
+        (f"{_FORMULAS}[rnn in place]",),
+        slow=True,
+    ),
+    Mutant(
+        "a convolution reads the end of the block before its start",
+        "heads/dflash/selector.py",
+        "jnp.pad(blocks, ((0, 0), (0, 0), (tap, 0), (0, 0)))[:, :, : self.size]",
+        "jnp.roll(blocks, tap, axis=2)",
+        (f"{_RECORDED}[zlab-dflash2]",),
+        slow=True,
+    ),
+    Mutant(
+        "in place, a refiner takes the anchor for the token before it",
+        "heads/dflash/xpress.py",
+        "given = tokens if logits.shape[1] < places else tokens[:, 1:]",
+        "given = tokens[:, [1, 1]] if logits.shape[1] < places else tokens[:, 1:]",
+        (f"{_RECORDED}[speculators-xpress]",),
+        slow=True,
     ),
 )

@@ -10,6 +10,7 @@ _DRAFT_LENGTHS = "tests/draft_length/test_base.py"
 _CONTROL = "tests/draft_length/test_adaptive.py"
 _DRAFTER = "tests/drafters/test_model.py"
 _NO_DRAFT_DECIDES = f"{_DRAFT_LENGTHS}::test_no_draft_decides_whether_it_is_submitted"
+_ENDED = f"{_DRAFTER}::test_what_the_cache_of_an_ended_row_lacks_counts_as_lacking"
 _FORMULA = f"{_CONTROL}::test_it_picks_what_the_formula_picks"
 _ROUNDS = f"{_CONTROL}::test_rounds_are_those_of_the_formula_through_generate"
 
@@ -17,21 +18,21 @@ MUTANTS = (
     Mutant(
         "an unsure draft is dropped after it was seen",
         _CHAIN,
-        "return drafts.add(token, submitted, next_log_probs, going, hidden, draft_state)",
+        "return drafts.add(token, submitted, next_log_probs, active, hidden, draft_state)",
         "submitted &= self.draft_length.continue_(length_state, log_prob)\n            "
-        "return drafts.add(token, submitted, next_log_probs, going, hidden, draft_state)",
+        "return drafts.add(token, submitted, next_log_probs, active, hidden, draft_state)",
         ("tests/decoding/test_draft_lengths.py::test_the_joint_distribution_of_four_tokens[confidence]",),
         slow=True,
     ),
     Mutant(
         "the entropy test takes the drawn token's probability",
         _CHAIN,
-        "submitted = drafts.going & self.draft_length.should_draft(length_state, confidence)",
-        "drawn = argmax(next_log_probs + _noise(draft, rng, drafts.count, next_log_probs.shape[-1]))\n"
-        "            drawn = drawn[:, None] == jnp.arange(next_log_probs.shape[1])[None]\n"
-        "            seen = jnp.where(drawn, confidence, -jnp.inf)\n"
-        "            submitted = drafts.going & self.draft_length.should_draft(length_state, seen)",
+        "submitted = drafts.active & self.draft_length.should_draft(length_state, seen)",
+        "drawn = place[:, None] == jnp.arange(seen.shape[1], dtype=jnp.int32)[None]\n"
+        "            alone = jnp.where(drawn, seen, -jnp.inf)\n"
+        "            submitted = drafts.active & self.draft_length.should_draft(length_state, alone)",
         (f"{_NO_DRAFT_DECIDES}[entropy]",),
+        slow=True,
     ),
     Mutant(
         "a draft is submitted only if the next one is",
@@ -40,18 +41,19 @@ MUTANTS = (
         "following = jnp.pad(drafts.valid[:, 1:], ((0, 0), (0, 1)), constant_values=True)\n"
         "        proposal = Proposal(drafts.tokens, drafts.valid & following, self._over_vocabulary(drafts))",
         (f"{_NO_DRAFT_DECIDES}[confidence]",),
+        slow=True,
     ),
     Mutant(
-        "rows show what they drafted beside longer rows",
+        "rows show tokens that they drafted alongside longer rows",
         _CHAIN,
-        "token = jnp.where(submitted, draft.token_ids(place), 0)",
-        "token = draft.token_ids(place)",
+        "token = jnp.where(submitted, vocabulary.token_ids(place), 0)",
+        "token = vocabulary.token_ids(place)",
         (f"{_DRAFT_LENGTHS}::test_what_was_not_drawn_is_still_a_distribution",),
     ),
     Mutant(
         "after a pause the draft's cache misses the rounds between",
         _DRAFT,
-        "jnp.where(begins & ~context.done, context.length - 2, 0)",
+        "jnp.where(will_draft & ~context.done, context.length - 2, 0)",
         "jnp.zeros_like(context.length)",
         (f"{_DRAFTER}::test_it_catches_up_after_any_pause",),
     ),
@@ -61,6 +63,7 @@ MUTANTS = (
         "start = jnp.minimum(held, slots - chunk)",
         "start = held",
         (f"{_DRAFTER}::test_it_catches_up_after_any_pause",),
+        slow=True,
     ),
     Mutant(
         "catching up stops one pass early",
@@ -72,43 +75,57 @@ MUTANTS = (
     Mutant(
         "the draft's cache keeps drafts that were not accepted",
         "drafters/draft_model.py",
-        "cache.truncate(jnp.minimum(cache.length, length))",
-        "cache.truncate(cache.length)",
+        "state.cache.truncate(jnp.minimum(state.cache.length, context.length + own))",
+        "state.cache",
         (f"{_DRAFTER}::test_the_cache_counts_only_what_was_kept_of_its_own_drafts",),
     ),
     Mutant(
         "accepted drafts are read again in every round",
-        _CHAIN,
-        "self.draft.truncate(state.draft_state, context.length + own)",
-        "self.draft.truncate(state.draft_state, context.length)",
+        "drafters/draft_model.py",
+        "jnp.minimum(state.cache.length, context.length + own)",
+        "jnp.minimum(state.cache.length, context.length)",
         (_ROUNDS,),
     ),
     Mutant(
         "rounds in which the draft model did not run count as read",
         "drafters/draft_model.py",
-        "cache.truncate(jnp.minimum(cache.length, length))",
-        "cache.truncate(length)",
+        "state.cache.truncate(jnp.minimum(state.cache.length, context.length + own))",
+        "state.cache.truncate(context.length + own)",
         (f"{_CONTROL}::test_a_round_without_drafts_is_a_plain_round",),
     ),
     Mutant(
         "ended rows are caught up",
         _DRAFT,
-        "jnp.where(begins & ~context.done, context.length - 2, 0)",
-        "jnp.where(begins, context.length - 2, 0)",
+        "jnp.where(will_draft & ~context.done, context.length - 2, 0)",
+        "jnp.where(will_draft, context.length - 2, 0)",
         (f"{_DRAFTER}::test_finished_rows_are_not_caught_up",),
+    ),
+    Mutant(
+        "what the cache of an ended row lacks counts as read",
+        _DRAFT,
+        "jnp.where(context.done, jnp.minimum(state.cache.length, context.length), context.length)",
+        "context.length",
+        (_ENDED,),
+    ),
+    Mutant(
+        "drafts after an ended row's text count as its text",
+        _CHAIN,
+        "jnp.where(context.done, cache.length, grown.length)",
+        "grown.length",
+        (_ENDED,),
     ),
     Mutant(
         "the draft model runs in rounds without drafts",
         _CHAIN,
-        "trips = known_on_gpu(begins.astype(jnp.int32), 1) if always else begins.astype(jnp.int32)",
+        "trips = known_on_gpu(will_draft.astype(jnp.int32), 1) if always else will_draft.astype(jnp.int32)",
         "trips = jnp.int32(1)",
         (f"{_CONTROL}::test_a_round_without_drafts_is_a_plain_round",),
     ),
     Mutant(
         "a short draft costs what a long one does",
         _CHAIN,
-        "jax.lax.while_loop(lambda drafts: jnp.any(drafts.going), another, drafts)",
-        "jax.lax.while_loop(lambda drafts: begins & (drafts.count < drafts.tokens.shape[1]), another, drafts)",
+        "jax.lax.while_loop(lambda drafts: jnp.any(drafts.active), another, drafts)",
+        "jax.lax.while_loop(lambda drafts: will_draft & (drafts.count < drafts.tokens.shape[1]), another, drafts)",
         (_ROUNDS,),
     ),
     Mutant(
@@ -134,10 +151,11 @@ MUTANTS = (
     ),
     Mutant(
         "certain drafts hide how sure the model is",
-        _CHAIN,
-        "return jnp.where(certain, own, next_log_probs)",
-        "return next_log_probs",
+        "draft_length/base.py",
+        "return jnp.where(certain, own, log_probs)",
+        "return log_probs",
         (f"{_DRAFT_LENGTHS}::test_stops_against_their_formulas",),
+        slow=True,
     ),
     Mutant(
         "longer lengths are never tried",
@@ -205,8 +223,8 @@ MUTANTS = (
     Mutant(
         "rounds cost the same at every length",
         _ADAPTIVE,
-        "tokens, 1.0), state, live) / jnp.asarray(self.costs, jnp.float32)",
-        "tokens, 1.0), state, live)",
+        "tokens, 1.0), state, active) / jnp.asarray(self.costs, jnp.float32)",
+        "tokens, 1.0), state, active)",
         (f"{_CONTROL}::test_it_drafts_nothing_where_drafting_does_not_pay",),
     ),
     Mutant(
@@ -219,36 +237,36 @@ MUTANTS = (
     Mutant(
         "rows that wait for those that draft do not count",
         _ADAPTIVE,
-        "_mean(jnp.where(able[:, None], tokens, 1.0), state, live)",
-        "_mean(tokens, state, live & able)",
+        "_mean(jnp.where(draftable[:, None], tokens, 1.0), state, active)",
+        "_mean(tokens, state, active & draftable)",
         (f"{_LOSSES}::test_rows_that_cannot_draft_count_one_token_each",),
     ),
     Mutant(
         "rows that have ended count",
         _ADAPTIVE,
-        "for rows in (live, behind)",
-        "for rows in (jnp.ones_like(live), behind)",
+        "for rows in (active, lagging)",
+        "for rows in (jnp.ones_like(active), lagging)",
         (f"{_CONTROL}::test_rows_pick_together_what_the_formula_picks",),
     ),
     Mutant(
         "rows that did not draft go on learning",
         _ADAPTIVE,
-        "fresh = jax.tree.map(lambda new, old: _where(able, new, old), fresh, state)",
+        "fresh = jax.tree.map(lambda new, old: _where(draftable, new, old), fresh, state)",
         "pass",
         (f"{_CONTROL}::test_rows_that_did_not_draft_learn_nothing",),
     ),
     Mutant(
-        "rows that are ahead decide with those that are behind",
+        "rows that are ahead decide with those that lag",
         _ADAPTIVE,
         "return jnp.minimum(*means)",
         "return means[0]",
         (f"{_LOSSES}::test_a_row_s_good_draft_does_not_make_the_slowest_wait[6]",),
     ),
     Mutant(
-        "the row that is furthest behind decides alone",
+        "the row that lags most decides alone",
         _ADAPTIVE,
-        "behind = live & (state.emitted * count <= jnp.sum(state.emitted, where=live))",
-        "behind = live & (state.emitted <= jnp.min(state.emitted, where=live, initial=2**30))",
+        "lagging = active & (state.emitted * count <= jnp.sum(state.emitted, where=active))",
+        "lagging = active & (state.emitted <= jnp.min(state.emitted, where=active, initial=2**30))",
         (f"{_CONTROL}::test_rows_pick_together_what_the_formula_picks",),
     ),
     Mutant(

@@ -2,17 +2,18 @@
 
 from tests.mutants.mutant import Mutant
 
-_DRAFTER = "heads/eagle/drafter.py"
+_DRAFTER = "heads/eagle/head.py"
 _TRAINING = "heads/eagle/training.py"
 _WEIGHTS = "heads/eagle/checkpoint.py"
+_PARALLEL = "heads/eagle/parallel.py"
 _TESTS = "tests/heads/eagle/test_drafter.py"
 _PROBS = f"{_TESTS}::TestDraftVocabulary::test_the_reported_distribution_is_that_of_the_drafts"
 _FRESH = f"{_TESTS}::TestDraftVocabulary::test_after_any_acceptance_it_drafts_as_if_it_were_new"
+_ENDED = f"{_TESTS}::TestPauses::test_of_an_ended_row_the_same_states_wait"
 _STEPS = "tests/heads/eagle/test_training.py::test_each_step_is_the_drafter_s_own"
+_ONE_PASS = "tests/heads/eagle/test_parallel.py::TestParallel"
 _THIRD = "tests/heads/eagle/test_checkpoint.py::test_a_third_eagle_is_the_paper_s_arithmetic"
 
-_PARALLEL = "heads/eagle/parallel_draft.py"
-_ONE_PASS = "tests/heads/eagle/test_parallel.py::TestParallel"
 
 MUTANTS = (
     Mutant(
@@ -25,16 +26,30 @@ MUTANTS = (
     Mutant(
         "the last state of a round is lost",
         _DRAFTER,
-        "state.waiting + verdict.accepted + 1)",
-        "state.waiting + verdict.accepted)",
+        "waiting + verdict.appended(context))",
+        "waiting + verdict.appended(context) - 1)",
         (_FRESH,),
     ),
     Mutant(
         "what the head made of its own states stays",
         _DRAFTER,
-        "fed = context.length - 1 - state.waiting",
-        "fed = context.length - 1 - state.waiting + verdict.accepted",
+        "context.length - 1 - waiting)",
+        "context.length - 1 - waiting + verdict.accepted)",
         (_FRESH,),
+    ),
+    Mutant(
+        "of a row that has ended more and more states wait",
+        _DRAFTER,
+        "waiting + verdict.appended(context))",
+        "waiting + verdict.accepted + 1)",
+        (_ENDED,),
+    ),
+    Mutant(
+        "the states of a row that has ended are pushed out by those of the others",
+        _DRAFTER,
+        "left = jnp.where(context.done[:, None, None], state.features, left)",
+        "left = left + 0",
+        (_ENDED,),
     ),
     Mutant(
         "nothing is taken in before there is no room",
@@ -74,7 +89,7 @@ MUTANTS = (
     ),
     Mutant(
         "d2t is read as ids and not as what to add",
-        _WEIGHTS,
+        "heads/settings.py",
         'integers["d2t"] + np.arange(len(integers["d2t"]))',
         'integers["d2t"]',
         (_THIRD,),
@@ -96,10 +111,18 @@ MUTANTS = (
         slow=True,
     ),
     Mutant(
+        "layers whose outputs are read are those whose inputs are",
+        _WEIGHTS,
+        "config.get(_LAYERS) or (layer + 1 for layer in outputs)",
+        "config.get(_LAYERS) or (layer for layer in outputs)",
+        ("tests/heads/eagle/test_checkpoint.py::test_the_layers_and_the_names_of_other_writers",),
+    ),
+    Mutant(
         "what a paused head left is fed once only",
-        "heads/eagle/drafter.py",
+        "heads/eagle/head.py",
         "left = jnp.pad(state.features[:, self._chunk :], ((0, 0), (0, self._chunk), (0, 0)))",
         "left = state.features",
         ("tests/heads/eagle/test_drafter.py::test_what_a_paused_head_left_is_taken_in_piece_by_piece",),
+        slow=True,
     ),
 )

@@ -3,7 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 _DRAFTER = "drafters/early_exit.py"
-_PARTIAL = "nn/partial.py"
+_PARTIAL = "nn/language_model.py"
 _TESTS = "tests/drafters/test_early_exit.py"
 _PROBS = f"{_TESTS}::TestTwoLayers::test_the_reported_distribution_is_that_of_the_drafts"
 _GREEDY = f"{_TESTS}::TestTwoLayers::test_greedy_output_is_that_of_plain_decoding"
@@ -44,6 +44,7 @@ MUTANTS = (
         "trips = jnp.any(proposal.valid) if self.lengths[0] == 0 else True",
         "trips = True",
         (f"{_TESTS}::test_a_round_without_drafts_is_one_pass_of_all_layers",),
+        slow=True,
     ),
     Mutant(
         "the token before the last is fed as the last",
@@ -62,8 +63,8 @@ MUTANTS = (
     Mutant(
         "a resumed pass gives its entries in another order",
         _PARTIAL,
-        "jnp.concatenate(parts, axis=0), partial.entries, entries)",
-        "jnp.concatenate(parts[::-1], axis=0), partial.entries, entries)",
+        "jnp.concatenate(parts, axis=0), partial.entries, stack(x))",
+        "jnp.concatenate(parts[::-1], axis=0), partial.entries, stack(x))",
         (_RESUMED,),
     ),
     Mutant(
@@ -72,5 +73,6 @@ MUTANTS = (
         "if proposal.partial is not None:",
         "if proposal.partial is not None and proposal.parents is not None:",
         (f"{_TESTS}::test_verification_runs_the_other_layers_alone",),
+        slow=True,
     ),
 )

@@ -7,18 +7,18 @@ _SETTINGS = "tests/families/test_settings.py"
 _SAVED = "tests/checkpoints/test_saved.py"
 _DAMAGED = "tests/training/test_damaged.py"
 
-_COMPILED = "tests/cli/test_compilation.py"
+_COMPILED = "tests/io/test_cache_compiled.py"
 
 MUTANTS = (
     Mutant(
-        "compiled programs run whatever their bytes are",
-        "cli/compilation.py",
+        "compiled programs run without a check of their bytes",
+        "io/cache.py",
         "if found[:_HEAD] == _head(program):",
         "if found[:_HEAD]:",
         (f"{_COMPILED}::test_a_damaged_program_is_made_again_once",),
     ),
     Mutant(
-        "a training set's manifest is believed whatever it says",
+        "a training set's manifest is not checked",
         "training/files.py",
         "if digest is not None and digest != digest_of(manifest):",
         "if digest is not None and not digest:",
@@ -33,10 +33,24 @@ MUTANTS = (
     ),
     Mutant(
         "code of a model's folder runs",
-        "checkpoints/folder_tokenizer.py",
-        '"trust_remote_code": False',
-        '"trust_remote_code": True',
+        "checkpoints/tokenizer.py",
+        "trust_remote_code=False",
+        "trust_remote_code=True",
         ("tests/checkpoints/test_tokenizer.py::test_code_of_a_folder_is_not_run",),
+    ),
+    Mutant(
+        "a class label wins over tokenizer.json",
+        "checkpoints/tokenizer.py",
+        "if (folder / _FILE).is_file() else transformers.AutoTokenizer",
+        "if not (folder / _FILE).is_file() else transformers.AutoTokenizer",
+        ("tests/checkpoints/test_tokenizer_files.py::test_the_file_is_the_truth_whatever_the_label",),
+    ),
+    Mutant(
+        "prompts are cut as in training",
+        "checkpoints/tokenizer.py",
+        "    backend.no_truncation()\n",
+        "",
+        ("tests/checkpoints/test_tokenizer_files.py::test_prompts_are_neither_cut_nor_padded",),
     ),
     Mutant(
         "shards may lie outside of their folder",
@@ -61,14 +75,14 @@ MUTANTS = (
     ),
     Mutant(
         "a GGUF file's counts are believed",
-        "checkpoints/gguf_file.py",
+        "checkpoints/gguf.py",
         "if count > (most := min(most, (len(self.buffer) - self.position) // each)):",
         "if count > most:",
         (f"{_GGUF}::test_damage_is_answered_by_its_place",),
     ),
     Mutant(
         "tensors of a GGUF file may overlap",
-        "checkpoints/gguf_file.py",
+        "checkpoints/gguf.py",
         "if offset != (expected := _aligned(end, alignment)):",
         "if offset > (expected := _aligned(end, alignment)):",
         (f"{_GGUF}::test_damage_is_answered_by_its_place",),
@@ -92,10 +106,10 @@ MUTANTS = (
         "checkpoints/params.py",
         "if index >= vocab_size]",
         "if index < 0]",
-        ("tests/checkpoints/test_fit.py::test_ends_of_text_are_tokens_of_the_model",),
+        ("tests/checkpoints/test_params.py::test_ends_of_text_are_tokens_of_the_model",),
     ),
     Mutant(
-        "an index that was left beside one file is read",
+        "an index that was left next to a single file is read",
         "checkpoints/huggingface.py",
         "and _FILE not in index.values()):",
         "and not index):",
@@ -103,7 +117,7 @@ MUTANTS = (
     ),
     Mutant(
         "a rotary factor of no type is passed over",
-        "families/gguf.py",
+        "families/common.py",
         'settings.get("rope.scaling.type", "linear")',
         'settings.get("rope.scaling.type", "none")',
         (f"{_GGUF}::test_a_rotary_factor_of_no_type_is_linear",),
@@ -111,7 +125,7 @@ MUTANTS = (
     Mutant(
         "of a file in the cache only the size is looked at",
         "checkpoints/download.py",
-        "entry.size and _sha256(path) == entry.sha256",
+        "entry.size and file_digest(path) == entry.sha256",
         "entry.size",
         ("tests/checkpoints/test_zoo.py::test_a_file_that_changed_without_a_new_date_is_replaced",),
     ),
@@ -138,21 +152,21 @@ MUTANTS = (
     ),
     Mutant(
         "files of a saved model are not compared with their digests",
-        "core/manifest.py",
+        "io/manifest.py",
         "if now != digest:",
         "if not now:",
         (f"{_SAVED}::test_a_damaged_file_is_named",),
     ),
     Mutant(
         "what a manifest says may be changed",
-        "core/manifest.py",
+        "io/manifest.py",
         "!= manifest[_OWN]:",
         'in ("", manifest):',
         (f"{_SAVED}::test_a_changed_configuration_is_seen",),
     ),
     Mutant(
         "a name in a manifest leads out of its folder",
-        "core/manifest.py",
+        "io/manifest.py",
         "found = _files(path.parent)",
         "found = {name: path.parent / name for name in manifest[_FILES]}",
         (f"{_SAVED}::test_names_that_lead_elsewhere_are_not_opened",),
@@ -172,7 +186,7 @@ MUTANTS = (
         (f"{_DAMAGED}::TestCheckpoints::test_half_of_a_removed_one_is_not_seen",),
     ),
     Mutant(
-        "states are read whatever their bytes are",
+        "states are read without a check of their bytes",
         "training/features.py",
         "if expected == _checksum(states):",
         "if expected:",
@@ -195,21 +209,21 @@ MUTANTS = (
     ),
     Mutant(
         "a key may stand twice in JSON",
-        "core/files.py",
+        "io/files.py",
         "if len(found) < len(pairs):",
         "if len(found) > len(pairs):",
-        ("tests/core/test_files.py::test_json_that_cannot_be_read_says_where",),
+        ("tests/io/test_files.py::test_json_that_cannot_be_read_says_where",),
     ),
     Mutant(
         "tensors of a file of safetensors may overlap",
-        "checkpoints/safetensors_header.py",
+        "checkpoints/safetensors.py",
         "if entry.start != end:",
         "if entry.start > end:",
         ("tests/checkpoints/test_safetensors_header.py::test_a_wrong_field_is_named",),
     ),
     Mutant(
         "two tokens may have one id",
-        "checkpoints/tokenizer_files.py",
+        "checkpoints/tokenizer.py",
         "if index in tokens:",
         "if index < 0:",
         ("tests/checkpoints/test_tokenizer_files.py::test_what_is_wrong_in_the_tokenizer",),

@@ -27,6 +27,7 @@ WARM = (
 def warm(modules=WARM) -> None:
     """Imports what tests import, and checks that no JAX backend was started by it."""
     os.environ |= {"JAX_PLATFORMS": "cpu", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+    os.environ["JAXSPEC_CHECK_TYPES"] = "1"
     for name in modules:
         importlib.import_module(name)
     if "jax" in sys.modules:

@@ -2,8 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-_RECIPE = "contrib/layer_skip/training.py"
-_EXITS = "contrib/layer_skip/exits.py"
+_RECIPE = "contrib/layer_skip.py"
 _TESTS = "tests/contrib/test_layer_skip.py"
 _RATES = f"{_TESTS}::test_the_last_layer_is_dropped_most"
 _ROWS = f"{_TESTS}::test_rows_drop_layers_of_their_own"
@@ -17,7 +16,7 @@ _UPDATE = "tests/training/test_loop.py::test_the_loss_knows_the_update"
 MUTANTS = (
     Mutant(
         "layers are dropped at rates that grow evenly",
-        _EXITS,
+        _RECIPE,
         "np.expm1(np.arange(layers) * (math.log(2) / (layers - 1)))",
         "np.arange(layers) / (layers - 1)",
         (_RATES,),
@@ -25,15 +24,15 @@ MUTANTS = (
     Mutant(
         "a layer is dropped for all rows of a batch or none",
         _RECIPE,
-        "jax.random.uniform(key, (layers, rows)) >= rates[:, None]",
-        "jnp.broadcast_to(jax.random.uniform(key, (layers, 1)) >= rates[:, None], (layers, rows))",
+        "jax.random.uniform(key, (layers, rows), jnp.float32) >= rates[:, None]",
+        "jnp.broadcast_to(jax.random.uniform(key, (layers, 1), jnp.float32) >= rates[:, None], (layers, rows))",
         (_ROWS,),
     ),
     Mutant(
         "one draw decides over all of a row's layers",
         _RECIPE,
-        "jax.random.uniform(key, (layers, rows)) >= rates[:, None]",
-        "jax.random.uniform(key, (1, rows)) >= rates[:, None]",
+        "jax.random.uniform(key, (layers, rows), jnp.float32) >= rates[:, None]",
+        "jax.random.uniform(key, (1, rows), jnp.float32) >= rates[:, None]",
         (_ROWS,),
     ),
     Mutant(
@@ -45,14 +44,14 @@ MUTANTS = (
     ),
     Mutant(
         "a dropped layer gives nothing on",
-        "contrib/layer_skip/passes.py",
+        _RECIPE,
         'run(params[f"layer_{layer}"], x), x)\n        states',
         'run(params[f"layer_{layer}"], x), 0 * x)\n        states',
         (_DROPPED,),
     ),
     Mutant(
         "early exits weigh as much as the last one",
-        _EXITS,
+        _RECIPE,
         "return np.append(scale * sums[:-1], layers + scale * sums[-2])",
         "return np.append(scale * sums[:-1], scale * sums[-1])",
         (_WEIGHTS,),
@@ -66,21 +65,21 @@ MUTANTS = (
     ),
     Mutant(
         "the same exits are in every loss",
-        _EXITS,
+        _RECIPE,
         "(layer - step) % self.every == 0",
         "(layer - 0 * step) % self.every == 0",
         (_TURNS,),
     ),
     Mutant(
         "the last exit waits for its turn",
-        _EXITS,
+        _RECIPE,
         "% self.every == 0) | (layer == layers - 1)",
         "% self.every == 0) | (layer == layers)",
         (_TURNS,),
     ),
     Mutant(
         "exits come one after the other through all of the updates",
-        _EXITS,
+        _RECIPE,
         "whole, rest = steps // (2 * layers), steps % (2 * layers)",
         "whole, rest = steps // layers, steps % layers",
         (_TURNS,),
@@ -91,6 +90,7 @@ MUTANTS = (
         "following = jnp.pad(batch.tokens[:, 1:], ((0, 0), (0, 1)))",
         "following = batch.tokens",
         (_LOSS,),
+        slow=True,
     ),
     Mutant(
         "tokens of prompts are in the loss",
@@ -98,6 +98,7 @@ MUTANTS = (
         "return -weight * jnp.sum(jnp.where(there, _of_tokens(log_probs, tokens), 0.0))",
         "return -weight * jnp.sum(_of_tokens(log_probs, tokens))",
         (_LOSS,),
+        slow=True,
     ),
     Mutant(
         "chunks weigh as those of other exits",
@@ -105,6 +106,7 @@ MUTANTS = (
         "jnp.repeat(weights, count)",
         "jnp.tile(weights, count)",
         (f"{_LOSS}[20]",),
+        slow=True,
     ),
     Mutant(
         "what is reported is of the model before training",

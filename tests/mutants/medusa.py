@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-_DRAFTER, _TRAINING = "heads/medusa/drafter.py", "heads/medusa/training.py"
+_DRAFTER, _TRAINING = "heads/medusa/head.py", "heads/medusa/training.py"
 _TESTS, _RECIPE = "tests/heads/medusa/test_drafter.py", "tests/heads/medusa/test_training.py"
 _PROBS = f"{_TESTS}::TestMedusa::test_the_reported_distribution_is_that_of_the_drafts"
 _LOSS = f"{_RECIPE}::test_the_loss_is_of_the_distributions_that_are_drafted_from"
@@ -11,36 +11,36 @@ MUTANTS = (
     Mutant(
         "the newest state is that of the last accepted draft's parent",
         _DRAFTER,
-        "newest = take_row(hidden[0], verdict.accepted)",
-        "newest = take_row(hidden[0], jnp.maximum(verdict.accepted - 1, 0))",
+        "jnp.maximum(count - 1, 0)",
+        "jnp.maximum(count - 2, 0)",
         (f"{_TESTS}::TestMedusa::test_after_any_acceptance_it_drafts_as_if_it_were_new",),
     ),
     Mutant(
         "the first state is that of the token before",
         _DRAFTER,
-        "newest = take_row(prefilled.hidden[0], jnp.maximum(context.length - 2, 0))",
-        "newest = take_row(prefilled.hidden[0], jnp.maximum(context.length - 3, 0))",
+        "newest = take_row(prefilled.hidden[0], jnp.maximum(context.length - 2 - start, 0))",
+        "newest = take_row(prefilled.hidden[0], jnp.maximum(context.length - 3 - start, 0))",
         (_PROBS,),
     ),
     Mutant(
         "heads read the token of the state and not the one after it",
         _DRAFTER,
-        "last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)",
+        "last = context.last",
         "last = jnp.take_along_axis(context.tokens, jnp.maximum(context.length[:, None] - 2, 0), axis=1)",
         (_PROBS,),
     ),
     Mutant(
         "heads guess after one token",
         _DRAFTER,
-        "ready = context.able & (context.length >= 2)",
-        "ready = context.able & (context.length >= 1)",
+        "draftable = context.draftable & (context.length >= 2)",
+        "draftable = context.draftable & (context.length >= 1)",
         (f"{_TESTS}::TestMedusa::test_only_a_text_of_one_token_is_without_guesses",),
     ),
     Mutant(
         "all heads of a chain share their noise",
         _DRAFTER,
-        "noise = [rng.draft_noise(offset, vocab_size, self.head.ids) for offset in offsets]",
-        "noise = [rng.draft_noise(offsets[0], vocab_size, self.head.ids) for offset in offsets]",
+        "draw(policy, logits, rng, offsets, vocab_size, self.head.ids)",
+        "draw(policy, logits, rng, 0 * offsets, vocab_size, self.head.ids)",
         (f"{_TESTS}::test_the_joint_distribution_of_a_chain",),
     ),
     Mutant(

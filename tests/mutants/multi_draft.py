@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant(
         "K-SEQ: the residual of a single draft",
         "verifiers/k_seq.py",
-        "residual = log_residual(target, accepted + _log_share(_log_total(accepted), count))",
+        "residual = log_residual(target, accepted + _log_share(log_beta, count))",
         "residual = log_residual(target, draft)",
         (_K_SEQUENCE_FOUR,),
     ),
@@ -80,7 +80,7 @@ MUTANTS = (
     Mutant(
         "K-SEQ is given drafts of several distributions",
         "verifiers/k_seq.py",
-        "if drafter.tree and not drafter.identically_distributed:",
+        "if drafter.tree and not drafter.info.identically_distributed:",
         "if drafter.tree and not drafter.tree:",
         (f"{_MULTI}::test_k_sequence_refuses_drafts_of_several_distributions",),
     ),
@@ -92,7 +92,7 @@ MUTANTS = (
         (_WALK,),
     ),
     Mutant(
-        "a tree's child is accepted with its own chance, whatever was refused before",
+        "a tree's child is accepted with its own probability, regardless of rejected siblings",
         "verifiers/tree.py",
         "jnp.where(chances < left, chances / jnp.maximum(left, jnp.finfo(left.dtype).tiny), 1.0)",
         "jnp.where(chances < left, chances, 1.0)",

@@ -1,4 +1,4 @@
-"""What a mutant is: one fault, as one edit, with the tests that see it."""
+"""A mutant: one fault, as one edit, with the tests that see it."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Faults of native kernels, of drafts beside them, and of how a CPU runs a pass."""
+"""Faults of native kernels, of drafts that run with them, and of how a CPU runs a pass."""
 
 from tests.mutants.mutant import Mutant
 
@@ -9,32 +9,96 @@ _BITS = "tests/ops/test_native_bits.py"
 _LIBRARY, _TEST_LIBRARY = "ops/native/library.py", "tests/ops/test_native_library.py"
 _PREBUILT, _TEST_PREBUILT = "ops/native/prebuilt.py", "tests/ops/test_native_prebuilt.py"
 
+_SAMPLING = "tests/ops/test_native_sampling.py"
+_LOOP, _TEST_LOOP = "nn/layer_loop.py", "tests/nn/test_layer_loop.py"
+
 MUTANTS = (
+    Mutant(
+        "a token that needs more noise than most is never drawn",
+        "ops/native/sampling.cpp",
+        "kMostNoise = 23.0f;",
+        "kMostNoise = 3.0f;",
+        (f"{_SAMPLING}::test_drafts_are_drawn_with_the_noise_of_jax[False-round-True]",),
+    ),
+    Mutant(
+        "native kernels draw all drafts of a round with one key",
+        "core/random.py",
+        "_fold_offsets(self._drafts(), offsets[None])",
+        "_fold_offsets(self._drafts(), 0 * offsets[None])",
+        (f"{_SAMPLING}::test_drafts_are_drawn_with_the_noise_of_jax[False-round-True]",),
+    ),
+    Mutant(
+        "the halves of noise that cannot be split are as long as each other",
+        "ops/native/threefry.h",
+        "(count + 1) / 2",
+        "count / 2",
+        (f"{_SAMPLING}::test_drafts_are_drawn_with_the_noise_of_jax[False-round-False]",),
+        slow=True,
+    ),
+    Mutant(
+        "native kernels may draw the draft that was rejected",
+        "ops/native/sampling.cpp",
+        "Draw<Others>{{x, token},",
+        "Draw<Others>{{x, count},",
+        (f"{_SAMPLING}::test_a_chain_is_verified_as_by_xla[True-token]",),
+        slow=True,
+    ),
+    Mutant(
+        "a nucleus is that of all tokens, regardless of top-k",
+        "ops/native/sampling.cpp",
+        "total = row.Masses(lowest, kInfinity).first;\n  }\n  if (given.top_p",
+        "}\n  if (given.top_p",
+        (f"{_SAMPLING}::test_warped_rows_have_the_bits_of_xla[310]",),
+        slow=True,
+    ),
+    Mutant(
+        "layers whose windows differ run as layers of one kind",
+        _LOOP,
+        "kinds[spec, tree,",
+        "kinds[None, tree,",
+        (f"{_TEST_LOOP}::test_a_layer_of_each_kind_is_traced_once",),
+    ),
+    Mutant(
+        "layers of plain weights run in a loop, which copies them",
+        _LOOP,
+        "all(is_packed(weight) and weight.loops(tokens) for",
+        "all(not is_packed(weight) or weight.loops(tokens) for",
+        (f"{_TEST_LOOP}::test_weights_that_a_loop_would_copy_are_not_run_in_one",),
+    ),
+    Mutant(
+        "a kernel multiplies by the first layer's weights in every layer",
+        "ops/native/lanes.h",
+        "weights.get<xla::ffi::AnyBuffer>(number)",
+        "weights.get<xla::ffi::AnyBuffer>(0)",
+        (f"{_TEST_LOOP}::test_a_loop_has_the_bits_of_one_layer_after_the_other",),
+        slow=True,
+    ),
     Mutant(
         "prompts are fed to native kernels of stored weights in chunks for accelerators",
         "nn/language_model.py",
-        "return _STORED_CHUNK if stored else CHUNK",
-        "return CHUNK",
+        "prompt_chunk=_STORED_CHUNK if stored else ModelTraits.prompt_chunk",
+        "prompt_chunk=ModelTraits.prompt_chunk",
         ("tests/core/test_prefill.py::test_stored_weights_ask_for_fewer",),
     ),
     Mutant(
-        "a prompt's chunks are of one size whatever the model asks for",
+        "a prompt's chunks have one size, regardless of the model",
         "core/prefill.py",
-        "return tokens, min(chunk, tokens.shape[1])",
-        "return tokens, min(128, tokens.shape[1])",
+        "return min(traits.prompt_chunk, width), not",
+        "return min(128, width), not",
         ("tests/core/test_prefill.py::test_chunks_are_as_the_model_asks",),
+        slow=True,
     ),
     Mutant(
-        "an NNX module is fed a prompt in chunks for accelerators, whatever it asks for",
+        "an NNX module is fed a prompt in chunks for accelerators, regardless of its traits",
         "nn/adapters.py",
-        "return chunk_of(nnx.merge(self.graph, self.state))",
-        "return chunk_of(self.graph)",
-        ("tests/nn/test_adapters.py::test_an_nnx_module_says_how_much_of_a_prompt_a_pass_is_fed",),
+        "context_length, traits)",
+        "context_length, ModelTraits())",
+        ("tests/nn/test_adapters.py::test_an_nnx_module_says_its_traits",),
     ),
     Mutant(
         "a library that another machine can load is removed",
         _LIBRARY,
-        'unloadable.append(f"jaxspec: {path} cannot be loaded here: {error}; compiling another")',
+        'unloadable.append(f"{path} cannot be loaded here: {error}; compiling another")',
         "_remove(path)",
         (f"{_TEST_LIBRARY}::test_what_another_machine_can_load_stays",),
     ),
@@ -124,24 +188,24 @@ MUTANTS = (
     ),
     Mutant(
         "pieces of a mapping begin where the one before ends",
-        "ops/huge_pages.py",
+        "ops/stored.py",
         "-(-size // _ALIGNED) * _ALIGNED",
         "size",
-        ("tests/ops/test_huge_pages.py::test_pieces_are_aligned_and_apart",),
+        ("tests/ops/test_stored_huge_pages.py::test_pieces_are_aligned_and_apart",),
     ),
     Mutant(
         "a large weight's mapping stays for what is smaller",
-        "ops/huge_pages.py",
+        "ops/stored.py",
         "if size >= _OWN else",
         "if size > _CHUNK else",
-        ("tests/ops/test_huge_pages.py::test_what_is_large_goes_when_it_is_dropped",),
+        ("tests/ops/test_stored_huge_pages.py::test_what_is_large_goes_when_it_is_dropped",),
     ),
     Mutant(
         "halves are summed as halves",
-        "ops/mean.py",
+        "core/sums.py",
         "wide = x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x",
         "wide = x",
-        ("tests/ops/test_mean.py::test_halves_are_summed_in_float32",),
+        ("tests/core/test_sums.py::test_halves_are_summed_in_float32",),
     ),
     Mutant(
         "what a mask hides is scaled",
@@ -180,7 +244,7 @@ MUTANTS = (
         slow=True,
     ),
     Mutant(
-        "a library is loaded whatever its bytes are",
+        "a library is loaded without a check of its bytes",
         _LIBRARY,
         "if _sha256(path) != digest:",
         "if not digest:",
@@ -202,7 +266,7 @@ MUTANTS = (
     ),
     Mutant(
         "a compiler goes on when its parent is killed",
-        "ops/native/compiler.py",
+        "ops/native/library.py",
         "(read -r line <&3; kill -9 -$$)",
         "(read -r line <&3; kill -9 $$)",
         (f"{_TEST_LIBRARY}::test_a_killed_compile_leaves_nothing",),
@@ -217,30 +281,31 @@ MUTANTS = (
     Mutant(
         "angles are turned into cosines in every layer",
         "ops/rope.py",
-        "found[rope] = _unfused(",
-        "found[rope] = _cos_and_sin(",
+        "else _unfused(_angles(positions, *key), key[1])",
+        "else _cos_and_sin(_angles(positions, *key), key[1])",
         ("tests/nn/test_models.py::test_angles_are_turned_into_cosines_once_for_all_layers",),
     ),
     Mutant(
         "all layers rotate as the first",
         "ops/rope.py",
-        "return [found[rope] for rope in ropes]",
-        "return [found[ropes[0]] for _ in ropes]",
+        "else _unfused(_angles(positions, *key), key[1])",
+        "else _unfused(_angles(positions, *next(iter(each))), key[1])",
         ("tests/nn/test_models.py::test_layers_rotate_each_by_its_own_embedding",),
     ),
     Mutant(
         "a round without drafts is as wide as one with them",
         "decoding/round.py",
         "score(proposal.first(0), (0,), now[0])",
-        "score(proposal, drafter.lengths, now[0])",
+        "score(proposal, self.drafter.lengths, now[0])",
         ("tests/decoding/test_compiled.py::test_a_round_without_drafts_makes_what_a_plain_one_makes",),
     ),
     Mutant(
         "a round without drafts comes before one with them",
         "decoding/round.py",
-        'wait)\n    with jax.named_scope("without_drafts"):\n        '
+        '(state, nothing))\n            with jax.named_scope("without_drafts"):\n                '
         "return _if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), round_)",
-        "_if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), wait))\n    return round_",
+        "_if(~drafted, lambda now: score(proposal.first(0), (0,), now[0]), (state, nothing)))\n"
+        "            return round_",
         ("tests/decoding/test_compiled.py::test_the_loop_copies_no_cache[early exit that rests]",),
         slow=True,
     ),
@@ -255,7 +320,7 @@ MUTANTS = (
     Mutant(
         "a chain submits places in the draft vocabulary as tokens",
         "drafters/chain.py",
-        "token = jnp.where(submitted, draft.token_ids(place), 0)",
+        "token = jnp.where(submitted, vocabulary.token_ids(place), 0)",
         "token = jnp.where(submitted, place, 0)",
         (
             "tests/heads/eagle/test_drafter.py::TestDraftVocabulary"
@@ -285,14 +350,14 @@ MUTANTS = (
     ),
     Mutant(
         "what all cores must have is what one of them has",
-        "ops/native/levels.py",
+        "ops/native/prebuilt.py",
         "frozenset.intersection(*each)",
         "frozenset.union(*each)",
         (f"{_TEST_PREBUILT}::test_a_processor_has_levels",),
     ),
     Mutant(
         "wide vectors without products of bytes are as good as those with them",
-        "ops/native/levels.py",
+        "ops/native/prebuilt.py",
         'return lanes, bool(flags & {"avx512_vnni", "avx_vnni", "i8mm"})',
         "return lanes, True",
         (f"{_TEST_PREBUILT}::test_a_lesser_one_is_used_where_none_is_compiled",),
@@ -306,7 +371,7 @@ MUTANTS = (
     ),
     Mutant(
         "a level's processor need not have its vectors",
-        "ops/native/levels.py",
+        "ops/native/prebuilt.py",
         "level.machine == machine and level.flags <= flags",
         "level.machine == machine",
         (f"{_TEST_PREBUILT}::test_a_processor_has_levels",),

@@ -1,4 +1,4 @@
-"""Faults of what only TPUs run, which tests see where it is interpreted."""
+"""Faults of kernels that only TPUs run, which tests see because they interpret them."""
 
 from tests.mutants.mutant import Mutant
 
@@ -25,14 +25,14 @@ MUTANTS = (
     ),
     Mutant(
         "a draft does not follow its target",
-        "named.py",
+        "text/names.py",
         "native_like(self.target, kernels_like(self.target, network))",
         "native_like(self.target, network)",
         (f"{_CHOSEN}::test_a_draft_follows_its_target",),
     ),
     Mutant(
         "the first stale slot is taken for a cached one",
-        "ops/pallas/place.py",
+        "ops/pallas/write.py",
         "return jnp.where(slots < 0, cached, placed.astype(cached.dtype))",
         "return jnp.where(slots <= 0, cached, placed.astype(cached.dtype))",
         _ATTENDS,
@@ -80,7 +80,7 @@ MUTANTS = (
         _WRITES,
     ),
     Mutant(
-        "slots behind the fresh ones are cleared",
+        "slots after the fresh ones are cleared",
         _WRITE,
         "jnp.where(slots < fresh.shape[3], placed, cached)",
         "placed",
@@ -88,9 +88,9 @@ MUTANTS = (
     ),
     Mutant(
         "a cache forgets how it is split",
-        "nn/network.py",
-        "self.placement.cache(empty.on(self.placement))",
-        "self.placement.cache(empty)",
+        "nn/cache_by_kind.py",
+        "dtype=dtype).on(layout)",
+        "dtype=dtype)",
         ("tests/nn/test_cache_pallas.py::test_a_cache_knows_how_it_is_split",),
     ),
 )

@@ -1,8 +1,8 @@
-"""Faults of drafts beside each other: whose noise, whose distribution, whose weights, and what is sent between them."""
+"""Faults of parallel drafts: whose noise, whose distribution, whose weights, and what is sent between them."""
 
 from tests.mutants.mutant import Mutant
 
-_PARALLEL, _STACK = (f"contrib/parallel/{name}.py" for name in ("drafter", "stack"))
+_PARALLEL = "contrib/parallel.py"
 _BESIDE = "tests/sharding/test_beside.py"
 _PROPOSALS = f"{_BESIDE}::test_the_proposals_are_those_of_a_union"
 _SENT = f"{_BESIDE}::test_nothing_of_a_draft_leaves_its_devices_but_tokens_and_distributions"
@@ -10,7 +10,7 @@ _HELD = f"{_BESIDE}::test_each_device_holds_its_own_draft_alone"
 
 MUTANTS = (
     Mutant(
-        "all models beside each other draw with one noise",
+        "all parallel models draw with one noise",
         _PARALLEL,
         "rng.of_draft(number)",
         "rng.of_draft(0 * number)",
@@ -27,10 +27,11 @@ MUTANTS = (
     ),
     Mutant(
         "every place along the axis gets the first model",
-        _STACK,
-        "(part,) = parts[index[0]]",
+        _PARALLEL,
+        "(part,) = parts[first]",
         "part = parts[0]",
         (_HELD, _PROPOSALS),
+        slow=True,
     ),
     Mutant(
         "models keep drafts that only another one's chain kept",

@@ -4,7 +4,7 @@ from tests.mutants.mutant import Mutant
 
 _QUALITY, _PEERS = "tests/bench/test_quality.py", "tests/bench/test_peers.py"
 _SIGNIFICANCE = "bench/quality.py"
-_EXPORT = "tests/checkpoints/test_export.py::test_a_gguf_file_is_our_model"
+_EXPORT = "tests/checkpoints/test_gguf_export.py::test_a_gguf_file_is_our_model"
 _PART = f"{_QUALITY}::test_where_answers_diverge"
 
 MUTANTS = (
@@ -67,7 +67,7 @@ MUTANTS = (
     ),
     Mutant(
         "a stretched rotation is written unstretched",
-        "checkpoints/export.py",
+        "checkpoints/gguf.py",
         "(plain / scaled)",
         "(plain / plain)",
         (_EXPORT,),
@@ -81,14 +81,14 @@ MUTANTS = (
     ),
     Mutant(
         "a folder is given as the file that a peer reads",
-        "bench/comparison.py",
+        "bench/peers/panel.py",
         "if peer.reads and file.name.endswith(peer.reads)}",
         "if peer.reads}",
         (f"{_PEERS}::test_who_reads_the_file_answers_with_it_and_all_with_its_numbers",),
     ),
     Mutant(
-        "peers answer with plain arrays beside packed weights",
-        "bench/comparison.py",
+        "peers with plain arrays are compared with packed weights",
+        "bench/peers/panel.py",
         "if not readers and not (installed and packed_weights(loaded)):",
         "if not readers:",
         (f"{_PEERS}::test_packed_weights_stand_beside_no_others",),
@@ -109,7 +109,7 @@ MUTANTS = (
     ),
     Mutant(
         "tokens that llama.cpp does not list are left out",
-        "bench/peers/completion.py",
+        "bench/peers/engines.py",
         'if len(ids) != reply["tokens_predicted"]:',
         'if len(ids) > reply["tokens_predicted"]:',
         (f"{_PEERS}::test_replies_without_every_token_are_refused",),

@@ -1,16 +1,16 @@
-"""Faults of what is done to logits given the text, and of grammars."""
+"""Faults of processors, which change logits given the text, and of grammars."""
 
 from tests.mutants.mutant import Mutant
 
-_CORE, _ROUND, _TABLE, _HOST = "core/processing.py", "decoding/target_pass.py", "grammar/table.py", "grammar/host.py"
+_CORE, _ROUND, _TABLE, _HOST = "core/processing.py", "decoding/round.py", "grammar/grammar.py", "grammar/host.py"
 _EXACT = ("tests/processors/test_exact.py::test_rounds_keep_the_processed_distribution",)
 _SAME = ("tests/processors/test_generate.py::test_speculation_writes_what_plain_decoding_does",)
 _AUTOMATON, _AUTOMATON_TESTS = "grammar/automaton.py", "tests/grammar/test_automaton.py"
-_TABLE_TESTS, _HOST_TESTS = "tests/grammar/test_table.py", "tests/grammar/test_host.py"
+_TABLE_TESTS, _HOST_TESTS = "tests/grammar/test_grammar_table.py", "tests/grammar/test_host.py"
 _CHOICES = (f"{_TABLE_TESTS}::test_choices_against_their_beginnings",)
 
 _ANSWERS, _DRAFTING = "tests/decoding/test_answers.py", "tests/decoding/test_drafting.py"
-_ROWS, _HEADS = "tests/grammar/test_rows.py", "tests/processors/test_heads.py"
+_ROWS, _HEADS = "tests/grammar/test_grammar_rows.py", "tests/processors/test_heads.py"
 
 MUTANTS = (
     Mutant(
@@ -64,14 +64,14 @@ MUTANTS = (
     ),
     Mutant(
         "the minimum forgets what was written",
-        "processors/min_new_tokens.py",
+        "processors/excluded.py",
         "return stops, jnp.maximum(left - count, 0)",
         "return stops, left",
         _EXACT,
     ),
     Mutant(
         "an own state stands still below the text",
-        "processors/stateful.py",
+        "processors/custom.py",
         "jnp.where(token < 0, old, new)",
         "jnp.where(token < 9, old, new)",
         _EXACT,
@@ -79,13 +79,14 @@ MUTANTS = (
     Mutant(
         "the states of processors are those of the prompt for ever",
         "decoding/commit.py",
-        "processed=processing.commit(state.sampling, state.processed, verified.tokens, count),",
-        "processed=state.processed,",
+        "processed=processing.commit(context.sampling, context.processed, verified.tokens, count),",
+        "processed=context.processed,",
         _SAME,
+        slow=True,
     ),
     Mutant(
         "a phrase is looked for in the committed text alone",
-        "processors/banned.py",
+        "processors/excluded.py",
         "jnp.take_along_axis(jnp.concatenate([last, path], axis=2), at, axis=2)",
         "last",
         ("tests/processors/test_exact.py::test_phrases_that_end_in_drafts",),
@@ -93,9 +94,10 @@ MUTANTS = (
     Mutant(
         "drafts are drawn from what the policy excludes",
         "drafters/chain.py",
-        "logits = draft.process(context, logits[:, None], lambda: drafts.path)[:, 0]",
+        "logits = vocabulary.process(context, logits[:, None], lambda: drafts.path)[:, 0]",
         "logits = logits + 0",
         ("tests/processors/test_generate.py::test_drafts_are_processed_too",),
+        slow=True,
     ),
     Mutant(
         "children of a tree see another parent's path",
@@ -117,6 +119,7 @@ MUTANTS = (
         "states = processing.commit(policy, states, token[:, None], there.astype(jnp.int32))",
         "states = states",
         ("tests/processors/test_generate.py::test_scores_are_those_of_generate",),
+        slow=True,
     ),
     Mutant(
         "alternatives are those of the first positions and not of the path",
@@ -124,6 +127,7 @@ MUTANTS = (
         "logits, normalizer = of_rows(self.logits), jnp",
         "logits, normalizer = self.logits[:, : rows.shape[1]], jnp",
         ("tests/decoding/test_report.py::test_they_are_those_of_whole_passes",),
+        slow=True,
     ),
     Mutant(
         "a text may end anywhere",
@@ -145,6 +149,7 @@ MUTANTS = (
         "path = path.at[:, 0, i].set(chosen[0][:, 0] if ids is None else ids[chosen[0][:, 0]])",
         "path = path + 0",
         ("tests/processors/test_heads.py::test_drafts_are_drawn_one_after_the_other",),
+        slow=True,
     ),
     Mutant(
         "a copied draft that the policy excludes is submitted",
@@ -163,15 +168,15 @@ MUTANTS = (
     Mutant(
         "a token's class is that of its last byte",
         _AUTOMATON,
-        "behind.append(step(behind[-1], byte))",
-        "behind.append(step(behind[0], byte))",
+        "path.append(step(path[-1], byte))",
+        "path.append(step(path[0], byte))",
         (f"{_AUTOMATON_TESTS}::test_tokens_lead_where_their_bytes_do",),
     ),
     Mutant(
         "a token keeps the end of the one before",
         _AUTOMATON,
-        "del behind[shared + 1 :]",
-        "del behind[shared + 2 :]",
+        "del path[shared + 1 :]",
+        "del path[shared + 2 :]",
         (f"{_AUTOMATON_TESTS}::test_tokens_lead_where_their_bytes_do",),
     ),
     Mutant(
@@ -182,11 +187,25 @@ MUTANTS = (
         (f"{_AUTOMATON_TESTS}::test_states_that_are_of_no_use_are_left_out",),
     ),
     Mutant(
+        "a banned text that ends within a token is forgotten by its end",
+        "grammar/banned.py",
+        "both = np.concatenate([following + count * ended, following + count])",
+        "both = np.concatenate([following + count * ended, following + count * ended])",
+        ("tests/grammar/test_banned.py::test_tokens_are_those_that_complete_a_text",),
+    ),
+    Mutant(
+        "a banned text within the beginning of another is not found",
+        "grammar/banned.py",
+        "            if shorter[child] in ends:\n                ends.add(child)\n",
+        "",
+        ("tests/grammar/test_banned.py::test_tokens_are_those_that_complete_a_text",),
+    ),
+    Mutant(
         "a keyword that the expression does not hold is passed over",
         "grammar/schema.py",
         "if not isinstance(schema, dict) or set(schema) - _HELD - _SILENT:",
         "if not isinstance(schema, dict):",
-        ("tests/grammar/test_language.py::test_other_schemas_have_no_expression",),
+        ("tests/grammar/test_grammar.py::test_other_schemas_have_no_expression",),
     ),
     Mutant(
         "a matcher stays below the drafts",
@@ -205,9 +224,10 @@ MUTANTS = (
     Mutant(
         "drafts are drawn without the host's masks",
         _HOST,
-        "if state.asked is not None:",
+        "if state.matchers is not None:",
         "if False:",
         (f"{_HOST_TESTS}::test_drafts_are_drawn_from_what_the_host_allows",),
+        slow=True,
     ),
     Mutant(
         "what must come may be spelled in any way",
@@ -222,6 +242,7 @@ MUTANTS = (
         "| ~there[..., None] |",
         "|",
         (f"{_TABLE_TESTS}::test_what_must_come_is_spelled_in_one_way_unless_that_is_excluded",),
+        slow=True,
     ),
     Mutant(
         "certain drafts are cut by what others were",
@@ -243,6 +264,7 @@ MUTANTS = (
         "if token >= 0 and len(chain(bytewise, int(kept[state]), len(tokens[token]))) == len(tokens[token]):",
         "if token >= 0:",
         (f"{_TABLE_TESTS}::test_texts_that_no_token_spells_as_far_may_follow_too",),
+        slow=True,
     ),
     Mutant(
         "a matcher that failed on drafts is kept",
@@ -254,9 +276,10 @@ MUTANTS = (
     Mutant(
         "copied guesses are not led by the host",
         _HOST,
-        "        if state.asked is None:\n            return None",
+        "        if state.matchers is None:\n            return None",
         "        return None",
         (f"{_HOST_TESTS}::test_drafts_are_drawn_from_what_the_host_allows",),
+        slow=True,
     ),
     Mutant(
         "the host remembers what followed an earlier text",
@@ -264,6 +287,7 @@ MUTANTS = (
         "self._found = [{} for _ in self._rows]",
         "",
         (f"{_HOST_TESTS}::test_drafts_are_drawn_from_what_the_host_allows",),
+        slow=True,
     ),
     Mutant(
         "an index that a tree's nodes are not written at passes the check",
@@ -271,6 +295,7 @@ MUTANTS = (
         "if model.scratch >= 2:",
         "if False:",
         ("tests/foreign/test_cached.py::test_what_a_call_ignores_is_found_when_it_is_wrapped",),
+        slow=True,
     ),
     Mutant(
         "what only long passes ignore passes the check",
@@ -278,6 +303,7 @@ MUTANTS = (
         "if count > 2:",
         "if False:",
         ("tests/foreign/test_cached.py::test_what_a_call_ignores_is_found_when_it_is_wrapped",),
+        slow=True,
     ),
     Mutant(
         "a draft that was drawn and that the policy excludes is left out",
@@ -292,20 +318,23 @@ MUTANTS = (
         "return _fold(own, jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), shape)).reshape(-1)",
         "return _fold(own, jnp.zeros(shape, jnp.int32)).reshape(-1)",
         (f"{_ANSWERS}::test_they_are_those_of_rows_with_their_keys",),
+        slow=True,
     ),
     Mutant(
         "the prompt is fed once for each answer",
         "decoding/answers.py",
-        "    state, wide = make(one), jax.eval_shape(lambda bare: _shared_out(make(bare)), bare)\n",
-        "    return dataclasses.replace(make(many), keys=answer_keys(arguments.rows.keys, count))\n",
+        "    wide = state_axes(make, one).repeat(state, count)\n",
+        "    many = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), one.rows)\n"
+        "    wide = make(dataclasses.replace(one, rows=many))\n",
         (f"{_ANSWERS}::test_the_prompt_is_fed_once",),
     ),
     Mutant(
         "answers of different prompts stand next to each other",
-        "decoding/answers.py",
+        "core/rows.py",
         "    wide = jnp.broadcast_to(jnp.expand_dims(x, axis + 1), (*before, size, count, *after))\n",
         "    wide = jnp.broadcast_to(jnp.expand_dims(x, axis), (*before, count, size, *after))\n",
         (f"{_ANSWERS}::test_they_are_those_of_rows_with_their_keys",),
+        slow=True,
     ),
     Mutant(
         "a row's limit of drafts is not looked at",
@@ -313,13 +342,15 @@ MUTANTS = (
         "return longest if self.max_drafts is None else jnp.minimum(longest, self.max_drafts)",
         "return longest",
         (f"{_DRAFTING}::test_each_row_drafts_as_with_a_drafter_of_so_many",),
+        slow=True,
     ),
     Mutant(
         "a prediction does not follow the end of its prompt",
-        "decoding/drafting.py",
+        "decoding/options.py",
         "jnp.concatenate([end, prediction], axis=1)",
         "jnp.concatenate([prediction, end], axis=1)",
         (f"{_DRAFTING}::test_a_right_prediction_is_accepted_from_the_first_token_on",),
+        slow=True,
     ),
     Mutant(
         "all rows keep to the first row's grammar",
@@ -337,10 +368,11 @@ MUTANTS = (
     ),
     Mutant(
         "the nodes of a Medusa tree are processed as if they followed the text",
-        "heads/medusa/drafter.py",
+        "heads/medusa/head.py",
         "process_part(context, wide, paths[:, above],",
         "process_part(context, wide, paths[:, above * 0 - 1],",
         (f"{_HEADS}::test_nodes_are_guessed_with_what_stands_above_them",),
+        slow=True,
     ),
     Mutant(
         "the nodes of a DFlash tree are processed as if they followed the text",
@@ -348,26 +380,146 @@ MUTANTS = (
         "process_part(context, given(place, above), path, head",
         "process_part(context, given(place, above), None, head",
         (f"{_HEADS}::test_nodes_are_guessed_with_what_stands_above_them",),
+        slow=True,
     ),
     Mutant(
         "JSON has white space by the table and not by the host",
         "grammar/schema.py",
         'found = build(json.dumps(schema), "")',
         "found = build(json.dumps(schema))",
-        ("tests/grammar/test_language.py::test_the_table_and_the_host_have_one_language",),
+        ("tests/grammar/test_grammar.py::test_the_table_and_the_host_have_one_language",),
+    ),
+    Mutant(
+        "expressions: the automaton may have any number of states",
+        _AUTOMATON,
+        "if edges is None or len(edges) > states:",
+        "if edges is None:",
+        (f"{_AUTOMATON_TESTS}::test_an_expression_with_too_many_states_is_refused",),
+    ),
+    Mutant(
+        "schemas: one of several choices that may hold together",
+        "grammar/normalized.py",
+        "return bool(required - set(here.names)) and",
+        "return",
+        ("tests/grammar/test_normalized.py::test_one_of_choices_that_exclude_each_other_is_a_choice",),
+    ),
+    Mutant(
+        "schemas: choices are told apart by values that another writes as integers",
+        "grammar/normalized.py",
+        "return {key: _whole(one) for key, one in value.items()}",
+        "return value",
+        ("tests/grammar/test_normalized.py::test_choices_that_may_hold_together_are_named",),
+    ),
+    Mutant(
+        "schemas: a reference inside a part with an address starts at the root",
+        "grammar/references.py",
+        "places[address] + fragment if",
+        '"#" + fragment if',
+        ("tests/grammar/test_normalized.py::test_a_reference_is_an_anchor_or_an_address",),
+    ),
+    Mutant(
+        "schemas: a choice without names stays open next to unevaluatedProperties",
+        "grammar/normalized.py",
+        "named = here.names or here.patterns or here.closed",
+        "named = here.names or here.patterns",
+        ("tests/grammar/test_normalized.py::test_unevaluated_properties_close_an_object_of_several_schemas",),
+    ),
+    Mutant(
+        "schemas: a bound that is excluded is a value",
+        "grammar/normalized.py",
+        "edge is not None and edge * to >= 0",
+        "False",
+        ("tests/grammar/test_normalized.py::test_an_excluded_bound_is_no_value",),
+    ),
+    Mutant(
+        "schemas: a number is written with an exponent by the table and without one by the host",
+        "grammar/schema.py",
+        'return not value.is_integer() and "e" not in repr(value)',
+        "return True",
+        ("tests/grammar/test_languages.py::test_table_host_and_judge",),
+    ),
+    Mutant(
+        "schemas: an object that names properties stays open",
+        "grammar/normalized.py",
+        'result["additionalProperties"] = False',
+        "pass",
+        ("tests/grammar/test_normalized.py::test_a_schema_allows_what_it_names",),
+    ),
+    Mutant(
+        "schemas: a pattern forbids a quotation mark and its escape is allowed",
+        "grammar/dialect.py",
+        "]&&[^{NO_ESCAPE}]]",
+        "]]",
+        ("tests/grammar/test_dialect.py::test_what_is_taken_matches_in_python_and_in_rust",),
+    ),
+    Mutant(
+        "schemas: strings have escapes by the host and not by the table",
+        "grammar/dialect.py",
+        ', "json_allowed_escapes": \'nrbtf\\\\"\'',
+        "",
+        ("tests/grammar/test_grammar.py::test_numbers_and_letters_are_the_same_in_both",),
+    ),
+    Mutant(
+        "grammars: a rule that may be left out is needed",
+        "grammar/lark.py",
+        'elif kind == "free" and found[-1]:',
+        "elif False:",
+        ("tests/grammar/test_lark.py::test_a_rule_that_never_ends_is_named",),
     ),
     Mutant(
         "schemas: a digit without end where the host follows",
         "grammar/schema.py",
         'found["maximum"] = most',
         "pass",
-        ("tests/grammar/test_language.py::test_an_integer_has_as_many_digits_as_it_says_or_fifteen",),
+        ("tests/grammar/test_grammar.py::test_an_integer_has_as_many_digits_as_it_says_or_fifteen",),
     ),
     Mutant(
-        "schemas: a bound beside what excludes it",
+        "schemas: a bound next to a keyword that excludes it",
         "grammar/schema.py",
         "high is None and (low is None or low < most)",
         "high is None",
-        ("tests/grammar/test_language.py::test_an_integer_has_as_many_digits_as_it_says_or_fifteen",),
+        ("tests/grammar/test_grammar.py::test_an_integer_has_as_many_digits_as_it_says_or_fifteen",),
+    ),
+    Mutant(
+        "penalties count a token of a round once, however often it came",
+        "processors/penalties.py",
+        'return seen, counts.at[rows, jnp.where(new, tokens, counts.shape[1])].add(1, mode="drop")',
+        'return seen, counts.at[rows, jnp.where(new, tokens, counts.shape[1])].max(1, mode="drop")',
+        ("tests/processors/test_contract.py::TestPenalties::test_drafts_are_processed_as_if_they_were_committed",),
+    ),
+    Mutant(
+        "the contract of processors commits every text completely",
+        "testing/contracts/processor.py",
+        "new, committed = new.astype(jnp.int32), committed.astype(jnp.int32)",
+        "new, committed = new.astype(jnp.int32), jnp.full(ROWS, NEW, jnp.int32)",
+        ("tests/processors/test_contract.py::test_a_processor_that_forgets_what_is_committed_is_seen",),
+    ),
+    Mutant(
+        "statistics: an outcome that cannot come is merged with rare ones",
+        "testing/statistics.py",
+        "if counts[probs == 0].sum() > 0:",
+        "if counts[probs == 0].sum() > 1:",
+        ("tests/testing/test_statistics.py::test_an_outcome_that_cannot_come_fails",),
+    ),
+    Mutant(
+        "statistics: tests do not share the false-alarm rate",
+        "testing/statistics.py",
+        "if p_value <= FALSE_ALARM / tests:",
+        "if p_value <= FALSE_ALARM:",
+        ("tests/testing/test_statistics.py::test_the_false_alarm_rate_is_shared_by_tests",),
+    ),
+    Mutant(
+        "the contract of caches reads every row at the place of the first",
+        "testing/contracts/cache.py",
+        "logits[row, length : length + 2] for row, length in enumerate(LENGTHS)",
+        "logits[0, length : length + 2] for row, length in enumerate(LENGTHS)",
+        ("tests/nn/test_cache_contract.py::TestHistory::test_gathered_rows_hold_what_they_held",),
+    ),
+    Mutant(
+        "a history is written at one place for all rows",
+        "testing/history_models.py",
+        "slots = self.length[:, None] + jnp.arange(count, dtype=jnp.int32)[None]",
+        "slots = self.length[:1, None] + jnp.arange(count, dtype=jnp.int32)[None] + 0 * self.length[:, None]",
+        ("tests/nn/test_cache_contract.py::TestHistory",),
     ),
 )

@@ -3,7 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 _RELAXED = "verifiers/relaxed.py"
-_LENIENCE = "verifiers/lenience.py"
+_LENIENCE = "verifiers/relaxed.py"
 _TYPICAL = "verifiers/typical.py"
 _NEIGHBORHOOD = "contrib/lantern.py"
 _TESTS = "tests/verifiers/test_relaxed.py"
@@ -13,19 +13,19 @@ _EMITTED = f"{_TESTS}::test_the_deviation_is_the_total_variation_of_what_is_emit
 _DECIDED = f"{_TESTS}::test_only_decided_positions_count"
 _PATHS = f"{_TYPICAL_TESTS}::test_the_longest_path_of_a_tree_against_trying_them_all"
 
-_SYNTHETIC = "tests/verifiers/test_synthetic.py"
+_SYNTHETIC = "tests/bench/test_synthetic.py"
 
 MUTANTS = (
     Mutant(
         "synthetic acceptance takes the next position's rate",
-        "verifiers/synthetic.py",
+        "bench/synthetic.py",
         "self.acceptance[min(level, len(self.acceptance) - 1)]",
         "self.acceptance[min(level + 1, len(self.acceptance) - 1)]",
         (f"{_SYNTHETIC}::test_the_accepted_counts_are_exactly_those_of_the_rates",),
     ),
     Mutant(
         "synthetic acceptance goes down a tree's last child",
-        "verifiers/synthetic.py",
+        "bench/synthetic.py",
         "return flags & ~earlier(flags)",
         "return flags & ~earlier(flags[:, ::-1])[:, ::-1]",
         (f"{_SYNTHETIC}::test_a_tree_goes_down_its_first_children",),
@@ -33,8 +33,8 @@ MUTANTS = (
     Mutant(
         "positions that a budget cuts are measured too",
         "core/stats.py",
-        "new = live[:, None] & (positions < emitted[:, None])",
-        "new = live[:, None] & (positions >= 0)",
+        "new = active[:, None] & (positions < emitted[:, None])",
+        "new = active[:, None] & (positions >= 0)",
         ("tests/verifiers/test_relaxed_generate.py::test_what_a_budget_or_a_stop_token_cuts_is_not_measured",),
     ),
     Mutant(
@@ -101,7 +101,7 @@ MUTANTS = (
         (_PATHS,),
     ),
     Mutant(
-        "typical acceptance goes on behind the parent of the last node",
+        "typical acceptance goes on after the parent of the last node",
         _TYPICAL,
         "row = jnp.where(accepted > 0, end + 1, 0)",
         "row = jnp.where(accepted > 0, end, 0)",
@@ -122,7 +122,7 @@ MUTANTS = (
         (f"{_NEIGHBORHOOD_TESTS}::test_drawn_drafts_stay_within_the_bound",),
     ),
     Mutant(
-        "a refused draft's neighbors are drawn in its place",
+        "a rejected draft's neighbors are drawn instead",
         _NEIGHBORHOOD,
         "return without(without(target, token[:, None]), jnp.where(inside, ids, beyond)[:, 0])",
         "return without(target, token[:, None] + 0 * jnp.where(inside, ids, beyond)[:, 0, :1])",

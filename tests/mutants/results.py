@@ -1,4 +1,4 @@
-"""What was found of each mutant, in a file that later runs read: one line of JSON a mutant and state of its files."""
+"""Results of mutants, in a file that later runs read: one line of JSON per mutant and state of its files."""
 
 import ast
 import functools
@@ -24,14 +24,14 @@ class Results:
         return self.known.get(key)
 
     def add(self, key: str, name: str, verdict: str, seconds: float) -> None:
-        """Appends an entry, at once, so that a run that is ended loses only what it was doing."""
+        """Appends an entry, at once, so that an interrupted run loses only its current step."""
         self.known[key] = {"key": key, "name": name, "verdict": verdict, "seconds": round(seconds, 1)}
         with self.path.open("a") as file:
             file.write(json.dumps(self.known[key]) + "\n")
 
 
 def mutant_key(root: pathlib.Path, mutant: Mutant) -> str:
-    """Hashes a mutant, the file that it edits, its tests' files and what they import from `tests`."""
+    """Hashes a mutant, the file that it edits, its tests' files and what they import of `tests`."""
     fields = (mutant.name, mutant.file, mutant.old, mutant.new, *mutant.tests)
     return _digest(repr(fields), _contents(root, [root / mutant.path, *test_files(root, mutant.tests)]))
 
@@ -48,13 +48,18 @@ def file_of(test: str) -> str:
 
 
 def test_files(root: pathlib.Path, tests) -> list[pathlib.Path]:
-    """Returns the files of tests, and all files of `tests` that they import, by whatever way."""
-    found, pending = set(), [root / "tests" / "conftest.py", *(root / file_of(test) for test in tests)]
+    """Returns the files of tests, and all of `tests` and `jaxspec.testing` that they and `conftest.py` import."""
+    return imported_files(root, [root / "tests" / "conftest.py", *(root / file_of(test) for test in tests)])
+
+
+def imported_files(root: pathlib.Path, paths) -> list[pathlib.Path]:
+    """Returns files, and all of `tests` and `jaxspec.testing` that they import, directly or not, but `conftest.py`."""
+    found, pending = set(), list(paths)
     while pending:
         path = pending.pop()
         if path not in found and path.exists():
             found.add(path)
-            pending += _imported(root, path)
+            pending += [each for each in _imported(root, path) if each.name != "conftest.py"]
     return sorted(found)
 
 
@@ -64,11 +69,24 @@ def _imported(root: pathlib.Path, path: pathlib.Path) -> list[pathlib.Path]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("jaxspec.testing."):
+            names.append(ast.unparse(node))
         elif isinstance(node, ast.ImportFrom) and node.module:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    parts = [name.split(".") for name in names if name.startswith("tests.")]
+    public = _public(root)
+    names = [public.get(name, name) for name in names if name != "jaxspec.testing"]
+    parts = [name.split(".") for name in names if name.startswith(("tests.", "jaxspec.testing."))]
     files = [root.joinpath(*part[:-1], f"{part[-1]}.py") for part in parts]
     return [path for path in [*files, *(root.joinpath(*part, "__init__.py") for part in parts)] if path.exists()]
+
+
+@functools.cache
+def _public(root: pathlib.Path) -> dict[str, str]:
+    """Returns the module of each public name of `jaxspec.testing`, as dotted paths."""
+    path = root / "jaxspec" / "testing" / "__init__.py"
+    tree = ast.parse(path.read_text() if path.exists() else "")  # the tests of this have other packages
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {f"jaxspec.testing.{alias.name}": str(node.module) for node in imports for alias in node.names}
 
 
 def _contents(root: pathlib.Path, paths) -> str:

@@ -1,13 +1,14 @@
-"""Applies each mutant to a copy of the package and shows that the tests see it.
+"""Applies each mutant to a copy of the package and checks that the tests see it.
 
     python tests/mutants/run.py everything       all of them; hours on two cores, and may be interrupted
     python tests/mutants/run.py NAME...          those whose name or topic has one of these words
-    python tests/mutants/run.py --changed BASE   those whose file or tests changed since the merge base with BASE
-    python tests/mutants/run.py --fixed          two of each topic, always the same
+    python tests/mutants/run.py --touched BASE   those whose code or tests a change since BASE made or edited
+    python tests/mutants/run.py --turn NUMBER    a tenth of all; ten numbers that follow each other have all
 
 Prints a line a mutant and a summary. Exits with 1 if a mutant survives, if tests fail without it, if tests cannot run
-(BROKEN), or if only slow tests kill a mutant that does not say `slow=True`. What was killed is written to
-`.mutants.jsonl` beside the hash of the mutant, its file and its tests, and is not run again; `--fresh` starts over.
+(BROKEN), if only slow tests kill a mutant that does not say `slow=True`, or if a touched one was not run within the
+budget. Killed mutants are written to `--results` with the hash of the mutant, its file and its tests, and are not run
+again; `--fresh` starts over.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import pathlib
 import sys
 import tempfile
 import time
+from collections.abc import Set
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -35,18 +37,20 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     from tests.mutants.catalogue import TOPICS
 
-    chosen = choose.mutants(TOPICS, options.words, fixed=options.fixed, changed=options.changed, root=ROOT)
+    touched = choose.touched_by(TOPICS, options.touched, ROOT) if options.touched else []
+    print(f"{len(touched)} mutants are touched", flush=True)
+    chosen = choose.mutants(TOPICS, options.words, touched=touched, turn=options.turn)
     kept = results.Results(options.results, fresh=options.fresh)
     forks.warm()
     found = run(chosen, ROOT, kept, workers=options.workers, budget=options.budget)
-    return summary(chosen, found)
+    return summary(chosen, found, needed={mutant.name for mutant in touched})
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="`everything`, or parts of names or topics")
-    parser.add_argument("--changed", metavar="BASE", help="those whose file or tests changed since BASE")
-    parser.add_argument("--fixed", action="store_true", help="two of each topic")
+    parser.add_argument("--touched", metavar="BASE", help="those whose code or tests changed since the commit BASE")
+    parser.add_argument("--turn", type=int, metavar="NUMBER", help="a tenth of all, which differs by the number")
     parser.add_argument("--fresh", action="store_true", help="forget what earlier runs found")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which none is started")
     parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
@@ -153,8 +157,8 @@ class Group:
             print(output, flush=True)
 
 
-def summary(mutants, found: dict[str, str]) -> int:
-    """Prints what was found, and returns the exit status."""
+def summary(mutants, found: dict[str, str], needed: Set[str] = frozenset()) -> int:
+    """Prints the results, and returns the exit status, which is 1 if a required mutant was not run."""
     named = lambda verdict: [mutant for mutant in mutants if found[mutant.name] == verdict]
     slow, declared = named(SLOW), [mutant for mutant in named(SLOW) if mutant.slow]
     undeclared = [mutant for mutant in slow if not mutant.slow]
@@ -170,7 +174,10 @@ def summary(mutants, found: dict[str, str]) -> int:
         if those:
             print(f"\n{len(those)} {title}:", *(f"  {mutant.name}" for mutant in those), sep="\n")
     print(f"\n{len(named(KILLED)) + len(slow)} of {len(mutants)} mutants killed")
-    return 1 if named(SURVIVES) or named(BROKEN) or undeclared or needless else 0
+    late = [mutant.name for mutant in named(NOT_RUN) if mutant.name in needed]
+    if late:
+        print(f"\n{len(late)} of them were touched, so that this run fails:", *(f"  {name}" for name in late), sep="\n")
+    return 1 if named(SURVIVES) or named(BROKEN) or undeclared or needless or late else 0
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Faults of sharding: what moves a vocabulary between devices, and what is split that cannot be."""
+"""Faults of sharding: a vocabulary that moves between devices, and arrays that are split but cannot be."""
 
 from tests.mutants.mutant import Mutant
 
 _RULES, _MESHES, _LOAD, _HOSTS = (f"tests/sharding/test_{name}.py" for name in ("rules", "meshes", "load", "hosts"))
-_DESCRIBE = "tests/sharding/test_describe.py"
+_DESCRIBE = "tests/sharding/test_multihost.py"
 _TWO = f"{_HOSTS}::test_two_processes_and_then_one_is_killed"
 _MOVED = f"{_MESHES}::test_the_same_tokens_and_no_vocabulary_moves"
 
@@ -45,7 +45,7 @@ MUTANTS = (
     ),
     Mutant(
         "explicit axes stay explicit inside",
-        "sharding/auto_axes.py",
+        "sharding/placement.py",
         "if AxisType.Explicit in mesh.axis_types), None)",
         "if AxisType.Manual in mesh.axis_types), None)",
         (f"{_MESHES}::test_models_that_the_caller_has_split",),
@@ -54,8 +54,8 @@ MUTANTS = (
     Mutant(
         "results stay split",
         "decoding/generate.py",
-        "arguments.placement.replicate(collect(state, arguments.max_new, verifier.lossless))",
-        "collect(state, arguments.max_new, verifier.lossless)",
+        "arguments.placement.replicate(collect(state, arguments.room.new, one.verifier.lossless))",
+        "collect(state, arguments.room.new, one.verifier.lossless)",
         (f"{_MESHES}::test_a_mesh_can_be_passed",),
     ),
     Mutant(
@@ -105,7 +105,7 @@ MUTANTS = (
     ),
     Mutant(
         "drafters are not compared between processes",
-        "decoding/arguments.py",
+        "decoding/options.py",
         '"drafter": drafter,',
         '"drafter": None,',
         (_TWO,),
@@ -121,7 +121,7 @@ MUTANTS = (
     ),
     Mutant(
         "only static settings are compared between processes",
-        "sharding/describe.py",
+        "sharding/multihost.py",
         "value, with_values and not isinstance(value, Model))",
         "value, False)",
         (f"{_DESCRIBE}::test_what_differs",),

@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-_SPANS = "tests/text/test_spans.py"
+_SPANS = "tests/text/test_result_spans.py"
 _DRAFTED = "tests/decoding/test_steps.py::test_each_token_is_an_accepted_draft_or_ends_its_round"
 
 MUTANTS = (
@@ -16,9 +16,8 @@ MUTANTS = (
     Mutant(
         "what was drafted stays where the prompt was",
         "decoding/generate.py",
-        "**{name: moved(getattr(state, name)) for name in _BY_TOKEN},",
-        "**{name: moved(getattr(state, name)) if name != 'from_draft' else state.from_draft[:, :width]"
-        " for name in _BY_TOKEN},",
+        "from_draft=moved(state.from_draft),",
+        "from_draft=state.from_draft[:, :width],",
         (_DRAFTED,),
     ),
     Mutant(
@@ -29,6 +28,13 @@ MUTANTS = (
         (f"{_SPANS}::test_streamed_spans_are_those_of_the_result",),
     ),
     Mutant(
+        "a completion loses its first space",
+        "text/result.py",
+        "Detokenizer(tokenizer, prompt)",
+        "Detokenizer(tokenizer)",
+        ("tests/text/test_detokenizer.py::test_the_first_space_of_a_completion_is_part_of_it",),
+    ),
+    Mutant(
         "text that was held back is shown by no span",
         "text/result.py",
         "Span(self.spans[-1].text + shown, self.spans[-1].from_draft, True)",
@@ -37,14 +43,14 @@ MUTANTS = (
     ),
     Mutant(
         "text is put into a page as it is",
-        "text/spans.py",
+        "text/result.py",
         "html.escape(span.text).replace",
         "span.text.replace",
         (f"{_SPANS}::test_a_notebook_shows_the_same_and_figures",),
     ),
     Mutant(
         "a round that ended is drawn into the next",
-        "text/spans.py",
+        "text/result.py",
         "elif not held.ends_round and (",
         "elif (",
         (f"{_SPANS}::test_neighbors_that_look_alike_are_one",),

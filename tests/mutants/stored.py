@@ -18,7 +18,7 @@ _DRAWN = f"{_KERNELS}::test_any_shape_and_numbers"
 
 MUTANTS = (
     Mutant(
-        "stored scales are those of the output beside",
+        "stored scales are those of the neighboring output",
         _TILES,
         "to + kScaleAt + 2 * lane,",
         "to + kScaleAt + 2 * (lane ^ 1),",
@@ -104,6 +104,7 @@ MUTANTS = (
         "sums[row] = AddGroup<Format>(sums[row], codes,",
         "sums[row] = (kRows == 3 ? sums[row] : Lanes{}) + AddGroup<Format>(kRows == 3 ? Lanes{} : sums[row], codes,",
         (_ALONE,),
+        slow=True,
     ),
     Mutant(
         "rows after the first eight begin one too late",
@@ -135,7 +136,7 @@ MUTANTS = (
     ),
     Mutant("16 bits go to all groups of one size", _ROUND, "equal-- > 0);", "equal > 0);", (_DRAWN,)),
     Mutant(
-        "activations that are not finite are taken for nothing",
+        "activations that are not finite are taken for zeros",
         _ROUND,
         "most[g] < INFINITY ? 0.0f : NAN;",
         "0.0f;",
@@ -157,7 +158,7 @@ MUTANTS = (
     ),
     Mutant(
         "parts of a joined weight stand in the other order",
-        "ops/joined.py",
+        "ops/packed.py",
         "[part.product(x) for part in self.parts]",
         "[part.product(x) for part in self.parts[::-1]]",
         (f"{_TESTS}::test_parts_in_different_formats_stand_side_by_side",),
@@ -170,7 +171,7 @@ MUTANTS = (
         (_HELD + "::test_values_are_those_of_the_file_to_the_bit",),
     ),
     Mutant(
-        "blocks are moved as if they were rows whatever a parameter does",
+        "blocks are moved as if they were rows, for any parameter",
         "checkpoints/stored.py",
         "_blocks(tensors[name]) if mapping.by_rows else None",
         "_blocks(tensors[name])",

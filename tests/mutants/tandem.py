@@ -2,28 +2,28 @@
 
 from tests.mutants.mutant import Mutant
 
-_DRAFTER, _NETWORK, _TRAINING = "heads/tandem/drafter.py", "heads/tandem/network.py", "heads/tandem/training.py"
-_TESTS = "tests/heads/tandem/test_drafter.py"
+_DRAFTER, _NETWORK, _TRAINING = "contrib/tandem/head.py", "contrib/tandem/network.py", "contrib/tandem/training.py"
+_TESTS = "tests/contrib/tandem/test_drafter.py"
 _PROBS = f"{_TESTS}::TestTandem::test_the_reported_distribution_is_that_of_the_drafts"
 _CACHE = f"{_TESTS}::TestTandem::test_the_cache_holds_what_the_target_knew_after_full_and_zero_acceptance"
-_PASS = "tests/heads/tandem/test_training.py::test_one_masked_pass_is_the_drafter_step_by_step"
-_LOSS = "tests/heads/tandem/test_training.py::test_the_loss_is_over_the_drafts_of_all_blocks"
-_MODULE = "tests/heads/eagle/test_mtp_checkpoint.py"
+_PASS = "tests/contrib/tandem/test_training.py::test_one_masked_pass_is_the_drafter_step_by_step"
+_LOSS = "tests/contrib/tandem/test_training.py::test_the_loss_is_over_the_drafts_of_all_blocks"
+_MODULE = "tests/heads/eagle/test_mtp.py"
 _ARITHMETIC = f"{_MODULE}::test_it_is_the_arithmetic_of_deepseek"
 
 MUTANTS = (
     Mutant(
         "the context of a round's last accepted draft is lost",
         _DRAFTER,
-        "jnp.where(context.done, 0, verdict.accepted + 1)",
-        "jnp.where(context.done, 0, verdict.accepted)",
+        "known + verdict.appended(context)",
+        "known + verdict.appended(context) - 1",
         (_CACHE,),
     ),
     Mutant(
         "a tandem decoder keeps its own keys where the target's states are known",
         _DRAFTER,
-        "cache = state.truncate(known).append(self.head.context(hidden, known))",
-        "cache = state",
+        "cache = state.cache.truncate(known).append(self.head.context(hidden, known))",
+        "cache = state.cache",
         (_CACHE,),
     ),
     Mutant(
@@ -53,6 +53,7 @@ MUTANTS = (
         "place[None, None] < starts[..., None], own",
         "place[None, None] <= starts[..., None], own",
         (_PASS,),
+        slow=True,
     ),
     Mutant(
         "in training a block sees every state before its tokens",
@@ -60,6 +61,7 @@ MUTANTS = (
         "place[None, None] < starts[..., None], own",
         "place[None, None] < place[None, :, None], own",
         (_PASS,),
+        slow=True,
     ),
     Mutant(
         "in training the decoder sees its own keys of earlier blocks",
@@ -67,6 +69,7 @@ MUTANTS = (
         "own = (place[None, None] >= starts[..., None]) & ",
         "own = (place[None, None] >= 0 * starts[..., None]) & ",
         (_PASS,),
+        slow=True,
     ),
     Mutant(
         "a tandem decoder learns the distributions of one token later",
@@ -77,7 +80,7 @@ MUTANTS = (
         slow=True,
     ),
     Mutant(
-        "a tandem decoder learns from drafts behind one that it cannot make",
+        "a tandem decoder learns from drafts after one that it cannot make",
         _TRAINING,
         "follows & (strange[:, 1:] == before[:, :-1])",
         "follows & known[batch.tokens[:, 1:]]",
@@ -100,16 +103,17 @@ MUTANTS = (
     ),
     Mutant(
         "an MTP module reads the target's state before its final norm",
-        "heads/eagle/mtp_checkpoint.py",
-        "normalized=True",
-        "normalized=False",
+        "heads/eagle/mtp.py",
+        "capture, normalized=normalized)",
+        "capture, normalized=not normalized)",
         (_ARITHMETIC,),
     ),
     Mutant(
-        "an MTP module is chained with its normalized states",
+        "an MTP module is chained with its states before their norm",
         "heads/eagle/mtp.py",
-        "return states, stack_entries([entry], states)",
-        "return self.final_norm(states), stack_entries([entry], states)",
+        'feedback = "prenorm" if config.get(_FEEDS_BACK) is False else "postnorm"',
+        'feedback = "prenorm"',
         (f"{_MODULE}::test_it_is_chained_with_its_own_states",),
+        slow=True,
     ),
 )

@@ -1,4 +1,4 @@
-"""The runner sees what it should: a mutant that is killed, one that changes nothing, and one whose tests cannot run."""
+"""The runner recognizes a mutant that is killed, one that changes nothing, and one whose tests cannot run."""
 
 import json
 import os
@@ -10,6 +10,8 @@ import pytest
 
 import jaxspec
 from tests.mutants import results
+from tests.mutants.mutant import Mutant
+from tests.mutants.run import summary
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = {
@@ -62,6 +64,15 @@ def test_verdicts(root):
     assert found == {"killed": "killed", "slow": "killed, slow", "same": "SURVIVES"}
     assert status == 1 and "2 of 3 mutants killed" in lines
     assert (root / "jaxspec" / "number.py").read_text() == FILES["jaxspec/number.py"]
+
+
+def test_a_touched_mutant_that_was_not_run_fails(capsys):
+    """Another that a budget leaves out does not."""
+    mutants = [Mutant(name, "number.py", "ONE = 1", "ONE = 2", (ONE,)) for name in ("touched", "other")]
+    found = {"touched": "not run", "other": "not run"}
+    assert summary(mutants, found) == 0
+    assert summary(mutants, found, needed={"touched"}) == 1
+    assert "1 of them were touched, so that this run fails:\n  touched\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -7,6 +7,9 @@ import subprocess
 
 import pytest
 
+from tests.mutants import changed, choose
+from tests.mutants.catalogue import MUTANTS
+
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = "tests/golden/test_tokens.py"
 
@@ -40,29 +43,108 @@ def test_every_file_of_the_package_has_tests(tests_of):
             "jaxspec/ops/native/product.cpp",
             [
                 f"tests/ops/test_native{part}.py"
-                for part in ("", "_bits", "_library", "_prebuilt", "_sanitizers", "_wheel")
+                for part in ("", "_bits", "_library", "_prebuilt", "_sampling", "_sanitizers", "_wheel")
             ],
         ),
         ("jaxspec/bench/peers/worker.py", ["tests/bench/test_peers.py"]),
-        ("jaxspec/contrib/parallel/stack.py", ["tests/contrib/test_parallel.py"]),
+        ("jaxspec/contrib/parallel.py", ["tests/contrib/test_parallel.py"]),
         ("jaxspec/drafters/suffix.py", ["tests/drafters/test_suffix.py", GOLDEN]),
-        ("jaxspec/heads/base.py", ["tests/heads/test_kinds.py", "tests/heads/test_settings.py"]),
+        ("jaxspec/heads/base.py", [f"tests/heads/test_{part}.py" for part in ("kinds", "reference_heads", "settings")]),
         ("tests/ops/test_native.py", ["tests/ops/test_native.py"]),
         ("README.md", []),
+        ("tests/conftest.py", []),
+        ("tests/_fixtures/fast_compiles.py", []),  # only conftest.py imports it
     ],
 )
 def test_the_nearest_tests_are_chosen(tests_of, name, tests):
     assert tests_of(name) == tests
 
 
+@pytest.mark.parametrize(
+    ("name", "tests"),
+    [
+        ("jaxspec/drafters/suffix.py", ["tests/drafters/test_suffix.py"]),
+        ("jaxspec/drafters/chain.py", []),
+        ("tests/ops/test_native.py", ["tests/ops/test_native.py"]),
+        ("tests/_fixtures/tiny.py", []),
+    ],
+)
+def test_own_tests_are_edited_or_named_after_a_file(touched, name, tests):
+    found = touched.own_tests(ROOT / name, touched.uses_of_tests())
+    assert [path.relative_to(ROOT).as_posix() for path in found] == tests
+
+
 def test_a_file_without_tests_of_its_own_has_those_of_its_folder(tests_of):
     assert set(tests_of("jaxspec/drafters/chain.py")) > {"tests/drafters/test_model.py", GOLDEN}
-    assert "tests/test_structure.py" in tests_of("jaxspec/_lazy.py")
+    assert "tests/test_structure.py" in tests_of("jaxspec/_version.py")
 
 
 @pytest.mark.parametrize("room", ["core", "decoding", "drafters", "verifiers", "draft_length"])
 def test_what_makes_or_checks_drafts_selects_the_recorded_tokens(tests_of, room):
     assert all(GOLDEN in tests_of(path) for path in (ROOT / "jaxspec" / room).rglob("*.py"))
+
+
+BEFORE = {
+    "jaxspec/rows.py": "import os\n\n\ndef first():\n    return 1\n\n\n"
+    "class Row:\n    size = 1\n\n    def take(self):\n        return 2\n",
+    "jaxspec/kept.py": "SIZE = 3\n",
+    "jaxspec/kernel.cpp": "int x;\n",
+    "tests/test_rows.py": "def test_first():\n    assert True\n\n\ndef test_take():\n    assert True\n",
+}
+AFTER = {
+    # `first` moved, with another docstring; a method and a test say something else; the kernel was renamed.
+    "jaxspec/leading.py": 'import sys\n\n\ndef first():\n    """Says more."""\n    return 1\n',
+    "jaxspec/rows.py": "class Row:\n    size = 1\n\n    def take(self):\n        return 3\n",
+    "jaxspec/kept.py": "# A comment.\nSIZE = 3\n",
+    "jaxspec/other.cpp": "int x;\n",
+    "tests/test_rows.py": "def test_first():\n    assert True\n\n\ndef test_take():\n    assert 1\n",
+}
+
+
+@pytest.fixture(scope="module")
+def change(tmp_path_factory):
+    """A repository with a commit, and a working tree that differs from it."""
+    root = tmp_path_factory.mktemp("change")
+    git = lambda *words: subprocess.run(["git", "-C", root, *words], check=True, capture_output=True)
+    git("init", "-q")
+    for files in (BEFORE, AFTER):
+        for path in [root / name for name in BEFORE.keys() - files.keys()]:
+            path.unlink(missing_ok=True)
+        for name, text in files.items():
+            (root / name).parent.mkdir(exist_ok=True)
+            (root / name).write_text(text)
+        git("add", "-A")
+        if files is BEFORE:
+            git("-c", "user.name=n", "-c", "user.email=n@example.com", "commit", "-q", "-m", "before")
+    return changed.Change(root, "HEAD")
+
+
+def test_what_only_moved_is_not_touched(change):
+    assert change.files == ["jaxspec/rows.py", "tests/test_rows.py"]
+    assert [each.name for each in change.definitions["jaxspec/rows.py"]] == ["Row.take"]
+    assert not change.definitions["jaxspec/leading.py"]
+
+
+def test_the_innermost_definition_of_a_text_counts(change):
+    assert change.touches("jaxspec/rows.py", "return 3")
+    assert not change.touches("jaxspec/rows.py", "size = 1")
+    assert not change.touches("jaxspec/leading.py", "return 1")
+    assert not change.touches("jaxspec/other.cpp", "int x;")
+
+
+def test_a_test_is_touched_by_its_own_edits(change):
+    assert change.touches_test("tests/test_rows.py::test_take[1]") and change.touches_test("tests/test_rows.py")
+    assert not change.touches_test("tests/test_rows.py::test_first")
+
+
+def test_ten_turns_have_every_test_file_and_every_mutant(touched, capsys):
+    for turn in range(7, 17):
+        touched.of_turn(turn)
+    assert sorted(capsys.readouterr().out.split()) == sorted(
+        path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/test_*.py")
+    )
+    shares = [mutant for turn in range(7, 17) for mutant in choose.of_turn(MUTANTS, turn)]
+    assert len(shares) == len(MUTANTS) and set(shares) == set(MUTANTS)
 
 
 def test_on_main_a_merge_counts_as_one_commit(tmp_path):

@@ -59,6 +59,7 @@ MUTANTS = (
         "flat(written[:, 1:])",
         "flat(written[:, :-1])",
         (f"{_DISTILL}::test_the_loss_is_a_mean_over_answer_tokens",),
+        slow=True,
     ),
     Mutant(
         "rows that only fill a batch are counted",
@@ -66,6 +67,7 @@ MUTANTS = (
         "np.where(np.arange(len(padded)) < len(group), prompts.max_new_tokens, 0)",
         "np.where(np.arange(len(padded)) < len(padded), prompts.max_new_tokens, 0)",
         (f"{_EVALUATE}::test_greedy_rounds_are_those_of_each_prompt_alone",),
+        slow=True,
     ),
     Mutant(
         "a sequence's states are read from another's place",
@@ -87,6 +89,7 @@ MUTANTS = (
         "self.stored is not None and prepared is batch",
         "self.stored is not None",
         (f"{_STATES}::test_what_a_drafter_wrote_is_not_read_from_there",),
+        slow=True,
     ),
     Mutant(
         "the gradient of a bfloat16 product is another product's",

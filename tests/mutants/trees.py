@@ -14,7 +14,7 @@ _WITHOUT = f"{_TREE}::TestWithoutReplacement"
 MUTANTS = (
     Mutant(
         "a list of paths may leave out a rank, and later ranks move up",
-        "core/tree_arguments.py",
+        "core/tree.py",
         "if needed and needed[-1] >= 0 and tuple(needed) not in found:",
         "if needed and needed == above and tuple(needed) not in found:",
         ("tests/core/test_tree.py::test_what_is_no_tree",),
@@ -34,11 +34,12 @@ MUTANTS = (
         (f"{_WITHOUT}::{_PROBS}",),
     ),
     Mutant(
-        "a drafted node sees the ancestors of the node fed in its place before",
+        "a drafted node sees the ancestors of the node fed at its index before",
         "drafters/frontier.py",
         "jnp.take_along_axis(above, after.parents[..., None], axis=1) | (numbers == parent[..., None])",
         "above | (numbers == parent[..., None])",
         (f"{_DYNAMIC}::test_the_nodes_are_those_of_a_plain_search",),
+        slow=True,
     ),
     Mutant(
         "positions of drafted nodes count nodes instead of depth",
@@ -144,8 +145,8 @@ MUTANTS = (
     Mutant(
         "drafts that are not independent pass for such",
         "drafters/tree.py",
-        "return chains and isinstance(self.draw, WithReplacement)",
-        "return chains",
+        "tree.depth) and isinstance(self.draw, WithReplacement)",
+        "tree.depth)",
         (f"{_TREE}::test_only_independent_chains_are_alike",),
     ),
     Mutant(
@@ -154,6 +155,7 @@ MUTANTS = (
         "paths = (scores[..., None] + added)",
         "paths = (0 * scores[..., None] + added)",
         (f"{_DYNAMIC}::test_the_nodes_are_those_of_a_plain_search",),
+        slow=True,
     ),
     Mutant(
         "a dynamic tree has children without their parents: of equals the last is chosen",
@@ -168,6 +170,7 @@ MUTANTS = (
         "offsets = count + levels.tokens.shape[2] * jnp.arange(depth, dtype=jnp.int32)",
         "offsets = count + 0 * jnp.arange(depth, dtype=jnp.int32)",
         (f"{_DYNAMIC}::test_the_nodes_are_those_of_a_plain_search",),
+        slow=True,
     ),
     Mutant(
         "the drafters of a union share one noise",
@@ -184,7 +187,7 @@ MUTANTS = (
         (f"{_UNION}::TestModelsAndText::{_FRESH}",),
     ),
     Mutant(
-        "certain drafts beside drawn ones have a soft distribution",
+        "certain drafts among drawn ones have a soft distribution",
         "drafters/lookup.py",
         "jnp.where(ids == tokens[..., None], jnp.float32(0), -jnp.inf)",
         "jnp.where(ids == tokens[..., None], jnp.float32(0), -jnp.log(jnp.float32(vocab_size)))",

@@ -8,14 +8,14 @@ _TESTS = "tests/drafters/test_trimmed.py"
 MUTANTS = (
     Mutant(
         "places in the smaller head are taken for tokens",
-        _FILE,
-        "return self.ids[places]",
+        "drafters/draft_vocabulary.py",
+        "return places if self.ids is None else self.ids[places]",
         "return places",
         (f"{_TESTS}::test_the_distribution_is_the_target_s[block]",),
     ),
     Mutant(
         "logits stand at their places in the smaller head",
-        "nn/smaller_head.py",
+        "nn/language_model.py",
         "else head[ids]",
         "else head[: len(ids)]",
         (f"{_TESTS}::test_the_head_is_the_model_s_own_rows[plain]",),

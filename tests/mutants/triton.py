@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-_ATTENTION, _REPORT = "ops/triton/attention.py", "bench/gpu.py"
+_ATTENTION, _REPORT = "ops/triton/attention.py", "compiled/gpu.py"
 _GROUPED = "ops/triton/grouped.py"
 _MULTIPLIES = ("tests/ops/triton/test_grouped.py::test_it_is_the_product",)
 _ATTENDS = ("tests/ops/triton/test_attention.py::test_it_attends_to_what_xla_attends_to",)
@@ -49,6 +49,7 @@ MUTANTS = (
         "if self.by_path or self.positions is not None or self.capacity == 0:",
         "if self.positions is not None or self.capacity == 0:",
         ("tests/ops/triton/test_attention.py::test_what_it_does_not_take_is_attended_to_by_xla",),
+        slow=True,
     ),
     Mutant(
         "passes without a cache take the GPU's kernel, which has no gradient",
@@ -56,6 +57,7 @@ MUTANTS = (
         "if self.by_path or self.positions is not None or self.capacity == 0:",
         "if self.by_path or self.positions is not None:",
         ("tests/nn/test_gpu_kernels.py::test_a_pass_without_a_cache_is_differentiated",),
+        slow=True,
     ),
     Mutant(
         "passes without a cache are multiplied by a kernel, which has no gradient",
@@ -63,6 +65,7 @@ MUTANTS = (
         "with kernels_of(self) if cache.capacity else contextlib.nullcontext():",
         "with kernels_of(self):",
         ("tests/nn/test_gpu_kernels.py::test_a_pass_without_a_cache_is_differentiated",),
+        slow=True,
     ),
     Mutant(
         "zeros of integers are not taken off",
@@ -87,23 +90,23 @@ MUTANTS = (
     ),
     Mutant(
         "keys are rotated the other way",
-        "ops/triton/rotate.py",
+        "ops/triton/fused.py",
         "_turned(keys[0], keys[1], *turns)",
         "_turned(keys[0], keys[1], turns[0], -turns[1])",
-        ("tests/ops/triton/test_rotate.py::test_it_rotates_what_xla_rotates",),
+        ("tests/ops/triton/test_fused_rotate.py::test_it_rotates_what_xla_rotates",),
     ),
     Mutant(
         "a norm is that of the sum before it is rounded",
-        "ops/triton/norm.py",
+        "ops/triton/fused.py",
         "total = stored.astype(jnp.float32)",
         "total = wide[0] + wide[1]",
-        ("tests/ops/triton/test_norm.py::test_the_norm_is_that_of_what_is_stored",),
+        ("tests/ops/triton/test_fused.py::test_the_norm_is_that_of_what_is_stored",),
     ),
     Mutant(
         "products on a mesh are by a kernel that has each device bring the others its part",
-        "core/kernels.py",
-        'getattr(model, "kernels", "xla") == "pallas" and placement_of(model).devices == 1',
-        'getattr(model, "kernels", "xla") == "pallas"',
+        "core/compiler.py",
+        'traits.kernels if traits.placement.devices == 1 else "xla"',
+        "traits.kernels",
         ("tests/nn/test_gpu_kernels.py::test_who_may_use_them",),
     ),
     Mutant(
@@ -111,13 +114,13 @@ MUTANTS = (
         _REPORT,
         "return array.size // array.shape[0] if of_cache else array.size",
         "return array.size",
-        ("tests/bench/test_gpu.py::test_a_kernel_reads_one_layer_of_a_cache",),
+        ("tests/compiled/test_gpu.py::test_a_kernel_reads_one_layer_of_a_cache",),
     ),
     Mutant(
         "a loop's last condition is not read",
         _REPORT,
         "total += times * (count + 1) if known is None else 0",
         "total += times * count if known is None else 0",
-        ("tests/bench/test_gpu.py::test_conditions_of_known_loops_are_not_read",),
+        ("tests/compiled/test_gpu.py::test_conditions_of_known_loops_are_not_read",),
     ),
 )

@@ -7,11 +7,12 @@ import pytest
 from flax import nnx
 
 import jaxspec
-from jaxspec.core.model import CHUNK, chunk_of
+from jaxspec.core import ModelTraits
+from jaxspec.testing.contracts.model import ModelContract
+from jaxspec.testing.history_models import HistoryModel, history_model, nearby
 from tests._fixtures import tiny
-from tests.contracts import ModelContract
 
-ORIGINAL = tiny.history_model(0, vocab=tiny.VOCAB, scale=2.0)
+ORIGINAL = history_model(0, vocab=tiny.VOCAB, scale=2.0)
 
 
 def score(model, tokens):
@@ -22,7 +23,7 @@ def score(model, tokens):
 class WithCache(nnx.Module):
     """An NNX module that speaks the Model protocol."""
 
-    vocab_size, context_length = tiny.VOCAB, None
+    vocab_size, context_length, traits = tiny.VOCAB, None, ModelTraits()
 
     def __init__(self, model):
         self.a, self.b = nnx.Param(model.a), nnx.Param(model.b)
@@ -31,7 +32,7 @@ class WithCache(nnx.Module):
         return ORIGINAL.init_cache(batch, capacity)
 
     def __call__(self, tokens, cache, **options):
-        return tiny.HistoryModel(self.a[...], self.b[...])(tokens, cache, **options)
+        return HistoryModel(self.a[...], self.b[...])(tokens, cache, **options)
 
 
 class WithoutCache(nnx.Module):
@@ -41,7 +42,7 @@ class WithoutCache(nnx.Module):
         self.a, self.b = nnx.Param(model.a), nnx.Param(model.b)
 
     def __call__(self, tokens):
-        return score(tiny.HistoryModel(self.a[...], self.b[...]), tokens)
+        return score(HistoryModel(self.a[...], self.b[...]), tokens)
 
 
 class TestFunction(ModelContract):
@@ -53,12 +54,17 @@ class TestNNX(ModelContract):
     model = jaxspec.from_nnx(WithCache(ORIGINAL))
 
 
-def test_an_nnx_module_says_how_much_of_a_prompt_a_pass_is_fed():
+def test_an_nnx_module_says_its_traits():
     class Small(WithCache):
-        prompt_chunk = 16
+        traits = ModelTraits(prompt_chunk=16)
 
-    assert chunk_of(jaxspec.from_nnx(Small(ORIGINAL))) == 16
-    assert chunk_of(jaxspec.from_nnx(WithCache(ORIGINAL))) == CHUNK
+    class Silent(WithCache):
+        traits = None
+
+    assert jaxspec.from_nnx(Small(ORIGINAL)).traits == ModelTraits(prompt_chunk=16)
+    assert jaxspec.from_nnx(WithCache(ORIGINAL)).traits == ModelTraits()
+    with pytest.raises(TypeError, match="got Silent without; give its class traits = jaxspec.core.ModelTraits()"):
+        jaxspec.from_nnx(Silent(ORIGINAL))
 
 
 class TestNNXWithoutCache(ModelContract):
@@ -71,7 +77,7 @@ class TestNNXWithoutCache(ModelContract):
 def test_it_generates_what_the_original_does(adapted):
     prompt = jnp.array([[1, 2, 3], [4, 0, 0]], jnp.int32)
     options = {"prompt_length": jnp.array([3, 1], jnp.int32), "max_new_tokens": 12}
-    drafter = jaxspec.ModelDrafter(tiny.nearby(ORIGINAL, 0.3), k=2)
+    drafter = jaxspec.ModelDrafter(nearby(ORIGINAL, 0.3), k=2)
     plain = jaxspec.generate(ORIGINAL, None, prompt, **options)
     found = jax.jit(lambda model: jaxspec.generate(model, drafter, prompt, **options))(adapted)
     np.testing.assert_array_equal(found.tokens, plain.tokens)

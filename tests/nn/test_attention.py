@@ -61,12 +61,12 @@ def test_a_cpu_visits_fewer_slots_at_once_where_rows_are_many(monkeypatch):
     monkeypatch.setattr(attention, "_LEAST_SLOTS", 4)
     visits = []
 
-    def recorded(*arguments, block, **options):
+    def recorded(cache, layer, start, block):
         visits.append(block)
-        return over_history(*arguments, block=block, **options)
+        return read(cache, layer, start, block)
 
-    over_history = attention._over_history
-    monkeypatch.setattr(attention, "_over_history", recorded)
+    read = KVCache.block
+    monkeypatch.setattr(KVCache, "block", recorded)
     queries, fresh, history = problem()
     out = attend(queries, fresh, history, scale=SCALE, window=None)
     assert 16 in visits  # three rows and 16 slots are 48 pairs

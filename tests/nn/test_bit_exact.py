@@ -1,6 +1,7 @@
 """Passes of any shape give a token the same bits, where XLA computes them: `jaxspec.nn.bit_exact`."""
 
 import dataclasses
+import itertools
 import math
 import re
 
@@ -14,13 +15,16 @@ from jaxspec.core.prefill import in_chunks, room_for
 from jaxspec.core.sums import log_sum_exp, row_sum
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.exact_passes import BY_SLOT, bit_exact
-from jaxspec.ops.joined import JoinedWeight
-from tests._fixtures import tiny
+from jaxspec.ops.packed import JoinedWeight
+from jaxspec.testing.history_models import HistoryModel
+from tests._fixtures import recurrent, tiny
 from tests._fixtures.same_bits import FAMILIES, assert_same_bits, by_chains, differing, passes, random_tree, run
 
 ROWS, LENGTH = 12, 150  # beyond the first block of 128 slots
+# Chains by the widths of their passes, and trees by nodes and depth; the fewest are few programs.
+ALL = ([2] * 75, [ROWS] * 12 + [6], [5, 7, 3] * 10), [(5, 2), (11, 4)]
+FEWEST = ([ROWS] * 12 + [6],), [(5, 2)]
 FORMS = ("float32", "bfloat16", "float32, int8 cache", "bfloat16, int8 cache", "int8", "int4", "int8 in groups")
-QUICK = (("gemma", "float32"),)
 
 
 def model(family, form):
@@ -34,23 +38,22 @@ def model(family, form):
 
 
 @pytest.mark.parametrize(
-    ("family", "form"),
+    ("family", "form", "shapes"),
     [
-        pytest.param(family, form, marks=[pytest.mark.slow] * ((family, form) not in QUICK))
-        for family in FAMILIES
-        for form in FORMS
+        ("gemma", "float32", FEWEST),
+        *(pytest.param(*each, ALL, marks=pytest.mark.slow) for each in itertools.product(FAMILIES, FORMS)),
     ],
 )
-def test_passes_of_any_shape_give_the_same_logits(family, form):
+def test_passes_of_any_shape_give_the_same_logits(family, form, shapes):
     """Of two texts at once, in chains of 2 to 12 tokens and trees of 5 and 11 nodes."""
     exact = model(family, form).bit_exact(ROWS)
     text = np.random.default_rng(0).integers(0, tiny.VOCAB, (2, LENGTH))
-    chains = ([2] * 75, [ROWS] * 12 + [6], [5, 7, 3] * 10)
-    assert_same_bits(passes(exact), lambda: exact.init_cache(2, LENGTH), text, chains, [(5, 2), (11, 4)])
+    assert_same_bits(passes(exact), lambda: exact.init_cache(2, LENGTH), text, *shapes)
 
 
+@pytest.mark.slow
 def test_without_it_they_differ():
-    """Else the tests here would show nothing."""
+    """Otherwise the tests here would prove nothing."""
     plain = model("llama", "bfloat16")
     text = np.random.default_rng(0).integers(0, tiny.VOCAB, (1, 60))
     alone = by_chains(passes(plain), plain.init_cache(1, 60), text, [1] * 60)
@@ -60,7 +63,7 @@ def test_without_it_they_differ():
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 7])
 def test_attention_by_slot_is_attention(window):
-    """Beside the other form, of rows of other lengths, of chains and of trees."""
+    """Compared with the other form, for rows of different lengths, chains and trees."""
     rng = np.random.default_rng(1)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
     length = jnp.asarray([130, 0, 127], jnp.int32)
@@ -101,6 +104,7 @@ def test_a_row_does_not_depend_on_its_neighbors():
         cache = cache.append(output.entries).truncate(kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 310, 49152])
 def test_sums_over_a_vocabulary_are_of_their_row(width):
     x = jnp.asarray(np.random.default_rng(width).normal(size=(9, 17, width)), jnp.float32)
@@ -114,18 +118,19 @@ def test_sums_over_a_vocabulary_are_of_their_row(width):
 
 
 def test_what_was_rounded_to_int8_once_is_rounded_to_itself():
-    """So that a token has the same keys where it is fed as where it is cached."""
+    """So a token has equal keys when it is fed and when it is cached."""
     x = jnp.asarray(np.random.default_rng(3).normal(size=(20_000, 64)), jnp.float32)
     once = jaxspec.ops.int8.dequantize(*jaxspec.ops.int8.quantize(x))
     np.testing.assert_array_equal(jaxspec.ops.int8.dequantize(*jaxspec.ops.int8.quantize(once)), once)
 
 
-def test_rows_are_those_that_were_asked_for():
+def test_passes_have_the_tokens_that_were_asked_for():
     target = model("llama", "float32")
-    assert (bit_exact(target).rows, target.bit_exact(9).rows, target.bit_exact(9).bit_exact().rows) == (16, 9, 9)
-    for rows in (0, -1, True):
-        with pytest.raises(ValueError, match="rows must be a positive integer, or None for 16, got"):
-            target.bit_exact(rows)
+    made = (bit_exact(target), target.bit_exact(9), target.bit_exact(9).bit_exact())
+    assert [one.traits.pass_tokens for one in made] == [16, 9, 9]
+    for count in (0, -1, True):
+        with pytest.raises(ValueError, match="pass_tokens must be a positive integer, got .*; leave it out for 16"):
+            target.bit_exact(count)
 
 
 def test_what_cannot_agree_is_refused():
@@ -133,11 +138,15 @@ def test_what_cannot_agree_is_refused():
         pass
 
     target = dataclasses.replace(model("llama", "float32"), cache_type=OtherCache)
-    with pytest.raises(TypeError, match="a OtherCache does not attend slot by slot; pass a model with one of KVCache"):
+    with pytest.raises(TypeError, match="a OtherCache does not attend by slot; pass a model with one of KVCache"):
         target.bit_exact()
-    other = dataclasses.replace(target, module=tiny.HistoryModel)
-    with pytest.raises(TypeError, match="are not known to agree to the bit; pass a model that jaxspec.load returns"):
+    other = dataclasses.replace(target, module=HistoryModel)
+    with pytest.raises(TypeError, match="are not known to agree to the bit; pass a model from jaxspec.load"):
         other.bit_exact()
+    with pytest.raises(
+        TypeError, match="a recurrence folds in a pass's padding; pass a model with only attention layers"
+    ):
+        recurrent.hybrid_model().bit_exact()
 
 
 def test_an_int8_cache_keeps_what_was_asked_for():
@@ -145,11 +154,11 @@ def test_an_int8_cache_keeps_what_was_asked_for():
     target = model("llama", "bfloat16")
     first, last = (jaxspec.quantize_cache(target.bit_exact(8)), jaxspec.quantize_cache(target).bit_exact(8))
     assert first.cache_type is last.cache_type is BY_SLOT[jaxspec.nn.Int8KVCache]
-    assert first.rows == last.rows == 8
+    assert first.pass_tokens == last.pass_tokens == 8
 
 
 def test_where_native_kernels_multiply_an_int8_cache_is_attended_to_by_slot():
-    """In either order, and without being asked."""
+    """In either order, and by default."""
     native = jaxspec.native_kernels(model("llama", "float32"))
     first, last = jaxspec.quantize_cache(native.bit_exact()), jaxspec.quantize_cache(native).bit_exact()
     assert first.cache_type is last.cache_type is BY_SLOT[jaxspec.nn.Int8KVCache]
@@ -157,6 +166,7 @@ def test_where_native_kernels_multiply_an_int8_cache_is_attended_to_by_slot():
     assert jaxspec.quantize_cache(native).cache_type is first.cache_type
 
 
+@pytest.mark.slow
 def test_what_fills_a_pass_up_is_of_the_text():
     """A token that no text here has may have weights that are no numbers; of one token no prompt is fed, or padded."""
     target = tiny.transformer(layers=2, tied_head=False)
@@ -169,14 +179,14 @@ def test_what_fills_a_pass_up_is_of_the_text():
 def test_weights_side_by_side_are_native_if_their_parts_are():
     kind = jaxspec.ops.FORMATS["stored"]
     parts = tuple(kind.pack(jnp.ones((2, 32))) for _ in range(2))
-    assert JoinedWeight(parts, 0).by_row
-    assert not JoinedWeight((parts[0], jaxspec.ops.FORMATS["int8"].pack(jnp.ones((2, 32)))), 0).by_row
+    assert JoinedWeight(parts, 0).by_token
+    assert not JoinedWeight((parts[0], jaxspec.ops.FORMATS["int8"].pack(jnp.ones((2, 32)))), 0).by_token
     wide = JoinedWeight((jaxspec.ops.FORMATS["native"].pack(jnp.ones((2, 32))),), 0)
-    assert [part.most_rows for part in (*wide.parts, *wide.in_any_rows().parts)] == [96, None]
+    assert [part.most_tokens for part in (*wide.parts, *wide.in_any_pass().parts)] == [96, None]
 
 
 def test_pieces_of_a_prompt_have_one_width():
-    """However wide the prompt is, so that they end at the same positions in every text."""
+    """This holds for prompts of any width, so that they end at the same positions in every text."""
     target, tokens = model("llama", "float32"), jnp.zeros((2, 20), jnp.int32)
     padded, chunk = in_chunks(target.bit_exact(), tokens)
     assert (padded.shape, chunk, room_for(target.bit_exact(), 20)) == ((2, 128), 128, 128)
@@ -184,6 +194,7 @@ def test_pieces_of_a_prompt_have_one_width():
     assert (padded.shape, chunk, room_for(target, 20)) == ((2, 20), 20, 20)
 
 
+@pytest.mark.slow
 def test_a_pass_copies_no_layer_of_the_cache():
     """So that its cost follows what is used of a cache, and not its size."""
     exact = model("llama", "float32").bit_exact(8)

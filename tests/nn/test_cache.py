@@ -1,4 +1,4 @@
-"""The cache: each row writes at its own length, rolls back by moving it, and never runs out."""
+"""The cache: each row writes at its own length, rolls back by reducing it, and never runs out of slots."""
 
 import re
 
@@ -10,7 +10,7 @@ import pytest
 import jaxspec
 from jaxspec.nn import cache
 from jaxspec.nn.cache import BLOCK, KVCache, KVEntries
-from tests._fixtures import tiny
+from jaxspec.testing.history_models import history_model, nearby
 
 
 def empty(batch, capacity=8):
@@ -48,7 +48,7 @@ def test_truncation_moves_the_length_and_nothing_else():
 
 @pytest.mark.parametrize(("first", "last"), [(2, 3), (2, 2 * BLOCK)], ids=["some", "all"])
 def test_the_ends_of_each_row(first, last):
-    """What lies between is left out, and what is shorter is whole; more goes behind at its own position."""
+    """The middle of a row is left out, and a short row is whole; later tokens are appended at their own positions."""
     length = [8, 3, 0, 5, BLOCK]
     numbers = jnp.broadcast_to(jnp.arange(BLOCK, dtype=jnp.float32)[:, None], (2, 5, 1, BLOCK, 2))
     cache = empty(5).append(KVEntries(numbers, -numbers)).truncate(jnp.asarray(length, jnp.int32))
@@ -71,14 +71,14 @@ def test_padded_entries_begin_with_the_same_ones():
 @pytest.mark.slow
 def test_a_generation_never_outgrows_its_caches():
     """At every round of a run to the last token, both caches have room for what will be fed."""
-    target, k = tiny.history_model(0, scale=2.0), 5
-    drafter = jaxspec.ModelDrafter(tiny.nearby(target, 0.3), k=k)
+    target, k = history_model(0, scale=2.0), 5
+    drafter = jaxspec.ModelDrafter(nearby(target, 0.3), k=k)
     prompt = jnp.zeros((3, 16), jnp.int32)
     lengths = jnp.array([16, 1, 15], jnp.int32)
     state = jax.jit(lambda: jaxspec.init(target, drafter, prompt, prompt_length=lengths, max_new_tokens=16))()
     step = jax.jit(lambda state: jaxspec.step(target, drafter, jaxspec.TokenVerifier(), state))
     slots = state.cache.tokens.shape[1]
-    assert state.drafter_state.draft_state.tokens.shape[1] == state.tokens.shape[1] == slots
+    assert state.drafter_state.draft_state.cache.tokens.shape[1] == state.tokens.shape[1] == slots
     longest = 0
     while not state.done.all():
         state, _ = step(state)
@@ -104,7 +104,7 @@ def test_every_platforms_write_is_the_same(count, rows):
 
 
 def _append(rows):
-    """Returns the program, not yet compiled, that appends to a cache of so many rows in place."""
+    """Returns the lowered program that appends to a cache of `rows` rows in place."""
     shapes = jax.eval_shape(lambda: (empty(rows), entries(rows, 3, 1.0)))
     return jax.jit(lambda cache, new: cache.append(new), donate_argnums=0).lower(*shapes)
 

@@ -9,11 +9,12 @@ import pytest
 
 import jaxspec
 from jaxspec.nn.cache_pallas import pallas_kernels
+from jaxspec.testing.random_models import wide_transformer
 from tests._fixtures import tiny
 from tests._fixtures.interpreted import interpreted  # noqa: F401
 from tests._fixtures.same_bits import FAMILIES, assert_same_bits, passes
 
-TARGET, DRAFT = tiny.wide_transformer(0), tiny.wide_transformer(1)
+TARGET, DRAFT = wide_transformer(0), wide_transformer(1)
 PROMPT = jnp.asarray(np.random.default_rng(0).integers(0, tiny.VOCAB, (4, 9)), jnp.int32)
 OPTIONS = {"prompt_length": jnp.asarray([9, 5, 7, 3]), "max_new_tokens": 24}
 DRAFTERS = {

@@ -1,4 +1,4 @@
-"""What attends to caches is chosen by the device, by the caller, and for a draft by its target."""
+"""Attention kernels are chosen by the device, by the caller, and for a draft by its target."""
 
 import dataclasses
 import types
@@ -7,18 +7,19 @@ import pytest
 
 import jaxspec
 from jaxspec.nn import chosen_kernels
+from jaxspec.nn.attention_by_slot import BySlotKVCache
 from jaxspec.nn.cache import KVCache
-from jaxspec.nn.cache_by_slot import BySlotKVCache
 from jaxspec.nn.cache_int8 import Int8KVCache
 from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.cache_pallas import BySlotPallasInt8KVCache, BySlotPallasKVCache, PallasInt8KVCache, PallasKVCache
 from jaxspec.nn.chosen_kernels import kernels_like, with_kernels
+from jaxspec.testing.random_models import random_model
 from tests._fixtures import tiny
 from tests._fixtures.medusa import paper_head
 
 
 def model(head_dim):
-    return tiny.random_model(dataclasses.replace(tiny.config(), head_dim=head_dim), 0, 0.1)
+    return random_model(dataclasses.replace(tiny.config(), head_dim=head_dim), 0, 0.1)
 
 
 WIDE = model(128)
@@ -56,7 +57,7 @@ def test_load_does_as_it_is_told(folder, kernels, expected):
 
 
 def test_unknown_kernels_are_refused(folder):
-    with pytest.raises(ValueError, match="kernels must be 'xla', 'pallas' or None, got 'mosaic'"):
+    with pytest.raises(ValueError, match="kernels must be one of xla, pallas, got 'mosaic'; leave it out"):
         jaxspec.load(folder, kernels="mosaic")
 
 
@@ -86,8 +87,8 @@ def test_a_draft_follows_its_target(folder, kernels):
     ],
 )
 def test_int8_caches_keep_the_kernels(cache, found):
-    rows = 8 if issubclass(cache, BySlotKVCache) else None
-    held = dataclasses.replace(WIDE, cache_type=cache, rows=rows)
+    pass_tokens = 8 if issubclass(cache, BySlotKVCache) else None
+    held = dataclasses.replace(WIDE, cache_type=cache, pass_tokens=pass_tokens)
     assert jaxspec.quantize_cache(held).cache_type is found
 
 

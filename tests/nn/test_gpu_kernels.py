@@ -1,4 +1,4 @@
-"""The loop by a GPU's kernels, interpreted: its tokens, and where they are used."""
+"""The loop with a GPU's kernels, interpreted: its tokens, and where the kernels are used."""
 
 import dataclasses
 
@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.core.kernels import in_products, kernels_of
+from jaxspec.core.compiler import in_products, kernels_of
 from jaxspec.nn.cache_pallas import pallas_kernels
+from jaxspec.testing.random_models import wide_transformer
 from tests._fixtures import tiny
 from tests._fixtures.interpreted import interpreted_on_gpu  # noqa: F401
 
-TARGET, DRAFT = (tiny.wide_transformer(seed, head_dim=16) for seed in range(2))
+TARGET, DRAFT = (wide_transformer(seed, head_dim=16) for seed in range(2))
 PROMPT = jnp.asarray(np.random.default_rng(0).integers(0, tiny.VOCAB, (2, 9)), jnp.int32)
 IN_LAYERS = {"_attend_by_triton", "_rotate"}
 
@@ -25,7 +26,7 @@ def drafted(target, prompt=PROMPT, **options):
 
 @pytest.mark.slow
 def test_the_loop_writes_what_it_writes_with_xla(interpreted_on_gpu):  # noqa: F811
-    """One row, for the norms of one token are by the kernel."""
+    """It has one row, because the kernel computes norms of single tokens."""
     found, plain = drafted(TARGET, PROMPT[:1]), jaxspec.generate(TARGET, None, PROMPT[:1], max_new_tokens=8)
     np.testing.assert_array_equal(found.tokens, plain.tokens)
     np.testing.assert_allclose(found.log_probs, plain.log_probs, atol=5e-6)
@@ -59,10 +60,11 @@ def test_sampled_tokens():
     np.testing.assert_array_equal(found.tokens, jaxspec.generate(TARGET, None, PROMPT, **options).tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [None, 4], ids=["float32", "int4"])
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1, :1]], ids=["texts", "one token"])
 def test_a_pass_without_a_cache_is_differentiated(bits, prompt):
-    """As in training: the model that is loaded on a GPU is trained there, or what stands beside its integers."""
+    """Training needs it: a model loaded on a GPU is trained there, or the parameters next to its integers."""
     model = pallas_kernels(TARGET if bits is None else jaxspec.quantize_weights(TARGET, bits=bits, group=16))
 
     @jax.jit
@@ -76,7 +78,7 @@ def test_a_pass_without_a_cache_is_differentiated(bits, prompt):
 
 @pytest.mark.slow
 def test_a_draft_has_its_own_kernels(interpreted_on_gpu):  # noqa: F811
-    """Of which it has none here."""
+    """It has none here."""
     drafter = jaxspec.ModelDrafter(jaxspec.quantize_weights(DRAFT, bits=4, group=16), k=2)
     jaxspec.generate(pallas_kernels(TARGET), drafter, PROMPT, max_new_tokens=4)
     assert interpreted_on_gpu == IN_LAYERS

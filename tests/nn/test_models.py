@@ -7,12 +7,14 @@ import pytest
 
 from jaxspec.ops.matmul import project
 from jaxspec.ops.rope import Rope, RopeScaling, _rotate_tpu, apply_rope, rope_tables, rotate
+from jaxspec.testing.contracts.model import ModelContract
+from jaxspec.testing.history_models import history_model
 from tests._fixtures import tiny
-from tests.contracts import MODEL_VARIANT_TESTS, ModelContract
+from tests._fixtures.contract_tests import MODEL_VARIANT_TESTS
 
 
 class TestHistoryModel(ModelContract):
-    model = tiny.history_model()
+    model = history_model()
 
 
 class TestLlama(ModelContract):
@@ -103,7 +105,7 @@ def test_a_token_alone_is_looked_up_as_among_others():
 
 @pytest.mark.slow
 def test_a_model_is_its_parts():
-    """What drafters share with it: embedding, final norm and output head."""
+    """Drafters share its embedding, final norm and output head."""
     for model in (tiny.transformer(1, layers=2), tiny.transformer(2, tied_head=False, embedding_scale=3.0)):
         layers = model.module.config.num_layers
         tokens = jnp.asarray([[1, 5, 2]], jnp.int32)
@@ -116,9 +118,10 @@ def test_a_model_is_its_parts():
 def test_layers_rotate_each_by_its_own_embedding():
     ropes = (Rope(1e4), None, Rope(1e6, RopeScaling("linear", factor=8.0)), Rope(1e4))
     x, positions = jax.random.normal(jax.random.key(0), (2, 3, 2, 8)), jnp.asarray([[0, 1, 2], [7, 8, 300]], jnp.int32)
-    turns = jax.jit(lambda positions: rope_tables(positions, 8, ropes))(positions)
+    rotary = [rope and (8, rope) for rope in ropes]
+    turns = jax.jit(lambda positions: list(rope_tables(positions, rotary).values()))(positions)
     assert turns[1] is None
-    for turn, rope in zip(turns, ropes, strict=True):
+    for turn, rope in zip(turns, ropes[:3], strict=True):
         if rope is not None:
             np.testing.assert_allclose(rotate(x, turn), apply_rope(x, positions, rope), atol=1e-5)
 
@@ -127,7 +130,7 @@ def test_layers_rotate_each_by_its_own_embedding():
 @pytest.mark.parametrize("heads", [(2,), (2, 3)], ids=str)
 def test_a_tpu_rotates_to_the_same_bits(heads, dtype):
     x = jax.random.normal(jax.random.key(0), (2, 3, *heads, 16)).astype(dtype)
-    (table,) = rope_tables(jnp.asarray([[0, 1, 2], [7, 8, 300]], jnp.int32), 16, (Rope(1e4),))
+    (table,) = rope_tables(jnp.asarray([[0, 1, 2], [7, 8, 300]], jnp.int32), [(16, Rope(1e4))]).values()
     assert table is not None
     np.testing.assert_array_equal(_rotate_tpu(x, *table), rotate(x, table))
 

@@ -1,4 +1,4 @@
-"""Trees of qwix's QArrays: the same numbers, whatever they are wrapped in; what cannot be taken over is said."""
+"""Trees of qwix's QArrays: equal numbers in any wrapper; an error names what cannot be converted."""
 
 import dataclasses
 from typing import Any
@@ -129,7 +129,7 @@ def test_a_tree_of_another_model_is_said():
     with pytest.raises(ValueError, match="final_norm must have the parameters scale, got ArrayImpl"):
         jaxspec.nn.from_qwix(MODEL, MODEL.params | {"final_norm": jnp.ones(16)})
     norm = {"scale": QArray(np.zeros(16, np.int8), np.ones(1))}
-    with pytest.raises(ValueError, match="final_norm/scale is no weight of a product, and must be an array"):
+    with pytest.raises(ValueError, match="final_norm/scale is not a weight of a product, and must be an array"):
         jaxspec.nn.from_qwix(MODEL, MODEL.params | {"final_norm": norm})
     with pytest.raises(TypeError, match="model on one device"):
         jaxspec.nn.from_qwix(jaxspec.shard(MODEL, jax.make_mesh((1,), ("model",))), MODEL.params)

@@ -1,4 +1,4 @@
-"""What every weight format promises; a new one is one row of the table, and tested here."""
+"""The contract of every weight format; a new one is one row of the table, and is tested here."""
 
 import jax
 import jax.numpy as jnp

@@ -12,8 +12,10 @@ import jaxspec
 from jaxspec.nn.cache_int8 import Int8KVCache
 from jaxspec.ops.int8 import Int8Weight, dequantize, quantize
 from jaxspec.ops.matmul import project
+from jaxspec.testing.contracts.model import ModelContract
+from jaxspec.testing.random_models import wide_transformer
 from tests._fixtures import tiny
-from tests.contracts import MODEL_VARIANT_TESTS, ModelContract
+from tests._fixtures.contract_tests import MODEL_VARIANT_TESTS
 
 FLOAT = tiny.transformer(layers=2)
 PROMPTS = jnp.asarray(np.random.default_rng(0).integers(0, tiny.VOCAB, size=(3, 6)), jnp.int32)
@@ -67,7 +69,7 @@ def test_products_are_those_of_the_rounded_kernel(rows, dtype):
 
 @pytest.mark.slow
 def test_logits_stay_near():
-    """Beside what another random model says."""
+    """The error is small compared with the distance to another random model."""
     run = jax.jit(lambda model: jax.nn.log_softmax(model(PROMPTS, model.init_cache(3, 16)).logits))
     before, other = run(FLOAT), run(tiny.transformer(1, layers=2))
     far = jnp.abs(other - before).mean()
@@ -77,7 +79,7 @@ def test_logits_stay_near():
 
 
 def test_sizes():
-    float_model = tiny.wide_transformer(vocab=64, width=64)
+    float_model = wide_transformer(vocab=64, width=64)
     whole, rounded = (
         sum(x.nbytes for x in jax.tree.leaves(model.params))
         for model in (float_model, jaxspec.quantize_weights(float_model))
@@ -108,13 +110,13 @@ def test_speculation_is_exact_relative_to_it(sampling):
     )
     plain, found = run(None), run(jaxspec.ModelDrafter(FLOAT, k=3))
     np.testing.assert_array_equal(found.tokens, plain.tokens)
-    assert found.stats.mean_acceptance_length() > 3
+    assert found.stats.mean_acceptance_length > 3
 
 
 @pytest.mark.slow
 def test_it_is_the_same_split_over_a_mesh():
     mesh = jax.make_mesh((2, 4), ("data", "model"))
-    model = tiny.wide_transformer(vocab=64)
+    model = wide_transformer(vocab=64)
     prompts = jnp.asarray(np.random.default_rng(0).integers(0, 64, size=(4, 6)), jnp.int32)
     run = lambda target: jaxspec.generate(target, jaxspec.NGramDrafter(k=3), prompts, max_new_tokens=16).tokens
     whole = run(jaxspec.quantize_cache(jaxspec.quantize_weights(model)))

@@ -1,4 +1,4 @@
-"""Products of activations and weights: what they give, and what they keep in memory."""
+"""Products of activations and weights: their values, and the memory they take."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def test_no_row_is_another_s_where_products_are_fused_with_what_follows(rows, ou
 
 @pytest.mark.optimized
 def test_two_products_of_one_kernel_do_not_share_a_broadcast_of_it():
-    """As in a draft model that is fed a window and then a level with as many rows."""
+    """They occur in a draft model that is fed a window and then a level with as many rows."""
     kernel, x = jnp.ones((4096, 64)), jnp.ones((16, 2, 64))
 
     def twice(kernel, x):

@@ -10,8 +10,7 @@ from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.ops.native.build import NoCompilerError, register
 from tests._fixtures import tiny
-from tests._fixtures.same_bits import FAMILIES as MODELS
-from tests._fixtures.same_bits import assert_same_bits, passes
+from tests._fixtures.same_bits import FAMILIES as MODELS, assert_same_bits, passes
 
 try:
     register()
@@ -27,7 +26,7 @@ STARTS = (0, 1, 30, 31, 32, 95, 120, 127, 128, 250)
     ("heads", "group", "width", "window"), [(2, 3, 64, None), (1, 1, 20, None), (2, 2, 16, 7), (1, 4, 80, 150)]
 )
 def test_attention_is_the_same_of_tokens_cached_and_fed(heads, group, width, window):
-    """Chains of 2 to 40 tokens, and a tree whose nodes stand before or behind others, beside one token at a time."""
+    """Compares one token at a time with chains of 2 to 40, and with a tree whose nodes stand before or after others."""
     rng = np.random.default_rng(heads)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
     keys, values, queries = (draw(1, SLOTS, heads, *rest, width) for rest in ((), (), (group,)))
@@ -57,7 +56,7 @@ def test_attention_is_the_same_of_tokens_cached_and_fed(heads, group, width, win
 
 
 def test_attention_is_the_softmax_over_what_any_mask_shows():
-    """Beside float64, of queries that see what no tree shows: neighbors with less than those around them."""
+    """Compared with float64, for masks that no tree has: a query sees less than the neighbors around it."""
     rng = np.random.default_rng(0)
     for group, width in ((1, 8), (1, 24), (2, 16), (3, 8)):
         for _ in range(20):
@@ -78,7 +77,7 @@ def test_attention_is_the_softmax_over_what_any_mask_shows():
             np.testing.assert_allclose(found, expected / weights.sum(-1, keepdims=True), atol=1e-5)
 
 
-QUICK = (("llama", "int8"), ("gemma", jnp.float32))
+QUICK = (("gemma", jnp.float32),)
 PAIRS = [(family, weights) for family in MODELS for weights in ("int8", "int4", jnp.float32, jnp.bfloat16)]
 
 
@@ -87,7 +86,7 @@ PAIRS = [(family, weights) for family in MODELS for weights in ("int8", "int4", 
 )
 def test_passes_of_any_width_give_the_same_logits(family, weights):
     model = jaxspec.native_kernels(tiny.transformer(**MODELS[family]), weights=weights).bit_exact()
-    assert model.rows is None
+    assert model.pass_tokens is None
     text = np.random.default_rng(0).integers(0, tiny.VOCAB, (1, 120))
     chains = ([5] * 24, [9] * 5 + [75], [120])
     assert_same_bits(passes(model), lambda: model.init_cache(1, 160), text, chains, [(8, 3), (33, 7)])
@@ -115,4 +114,4 @@ def test_speculation_returns_the_same_log_probs(verifier):
         np.testing.assert_array_equal(found.tokens, plain.tokens)
         np.testing.assert_array_equal(found.log_probs, plain.log_probs)
         np.testing.assert_array_equal(found.warped_log_probs, plain.warped_log_probs)
-        assert found.stats.mean_acceptance_length() > 1
+        assert found.stats.mean_acceptance_length > 1

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.core.cache_root import cache_root
-from jaxspec.ops.native import build, compiler, library
+from jaxspec.io.cache import cache_root
+from jaxspec.ops.native import build, library
 from jaxspec.ops.native.build import NoCompilerError, register
 from tests._fixtures import native_cache
 from tests._fixtures.native_cache import KEY, SYMBOLS, load_by, runs
@@ -178,7 +178,7 @@ def test_no_compiler_is_needed_where_the_library_is(monkeypatch, tmp_path):
     assert build._digest() not in path.name
 
 
-def test_what_another_machine_can_load_stays(tmp_path, capsys):
+def test_what_another_machine_can_load_stays(tmp_path, messages):
     """Here a library that it needs may be missing or too old; its bytes are those that were compiled."""
     other = tmp_path / f"kernels-{KEY}-{hashlib.sha256(b'for another').hexdigest()}.so"
     other.write_bytes(b"for another")
@@ -188,13 +188,13 @@ def test_what_another_machine_can_load_stays(tmp_path, capsys):
 
     with pytest.raises(NoCompilerError, match="there is none"):
         library.load(tmp_path, KEY, SYMBOLS, none)
-    said = capsys.readouterr().err
-    assert other.exists() and said.startswith(f"jaxspec: {other} cannot be loaded here: ") and "damaged" not in said
+    (said,) = messages()
+    assert other.exists() and said.startswith(f"{other} cannot be loaded here: ") and "damaged" not in said
     library.load(tmp_path, KEY, SYMBOLS, lambda path: shutil.copy(WHOLE, path))
-    capsys.readouterr()
+    messages()
     kept = tmp_path / f"kernels-{KEY}-{DIGEST}.so"
     assert library.load(tmp_path, KEY, SYMBOLS, none)._name == str(kept)
-    assert other.exists() and capsys.readouterr().err == ""
+    assert other.exists() and not messages()
 
 
 def test_a_library_is_of_its_sources(monkeypatch):
@@ -216,19 +216,19 @@ def test_a_full_disk_is_named(monkeypatch, tmp_path):
     with pytest.raises(OSError, match="No space left on device.*set JAXSPEC_CACHE") as caught:
         register.__wrapped__()
     assert caught.value.errno == errno.ENOSPC
-    # A linker that is killed says nothing.
+    # A killed linker prints nothing.
     monkeypatch.setenv("CXX", str(native_cache.compiler(tmp_path / "killed", "kill -BUS $$")))
     with pytest.raises(NoCompilerError, match="failed"):
         register.__wrapped__()
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(compiler.shutil, "disk_usage", lambda path: usage._replace(free=0))
+    monkeypatch.setattr(library.shutil, "disk_usage", lambda path: usage._replace(free=0))
     with pytest.raises(OSError, match="No space left on device"):
         register.__wrapped__()
     assert not _names(tmp_path / "native")
 
 
 def test_a_folder_is_shared(tmp_path):
-    """What one user compiled another can read, and none takes away where another is compiling."""
+    """A library that one user compiled is readable by others, and nobody removes a file that another is writing."""
     native = tmp_path / "native"
 
     def make(path):
@@ -250,8 +250,8 @@ def test_a_folder_is_shared(tmp_path):
     assert library.load(native, KEY, SYMBOLS, make)._name == str(kept)
 
 
-# The part of the library that is to be written, and then what waits for ever, as a process of its own that has `alive`
-# open: whoever reads from that knows when all have ended.
+# Writes a part of the library, and then waits forever in a separate process that has `alive` open: a reader of `alive`
+# sees when all have ended.
 _WAITS = """
 exec 9> "{folder}/alive"
 echo some > "$TMPDIR/some.s"
@@ -314,7 +314,7 @@ def test_a_compiler_that_takes_too_long_is_ended(monkeypatch, tmp_path):
     path = _waiting_compiler(tmp_path)
     alive = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
     os.close(os.open(tmp_path / "alive", os.O_WRONLY))  # so that it ends even if the compiler has not opened it
-    monkeypatch.setattr(compiler, "_SECONDS", 0.3)
+    monkeypatch.setattr(library, "_SECONDS", 0.3)
     with pytest.raises(NoCompilerError, match=r"took more than 0\.3 seconds"):
         load_by(path, tmp_path / "native")
     while _read(alive):

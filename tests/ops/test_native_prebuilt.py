@@ -1,4 +1,4 @@
-"""Prebuilt kernels: which of them a processor gets, when they are used, and those that are refused."""
+"""Prebuilt kernels: which of them a processor gets, when they are used, and which are rejected."""
 
 import hashlib
 import json
@@ -9,10 +9,10 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxspec.core.cache_root import cache_root
-from jaxspec.ops.native import build, levels, prebuilt
+from jaxspec.io.cache import cache_root
+from jaxspec.ops.native import build, prebuilt
 from jaxspec.ops.native.build import NoCompilerError, register
-from jaxspec.ops.native.compiler import find_compiler
+from jaxspec.ops.native.library import find_compiler
 from tests._fixtures import native_cache
 
 try:
@@ -57,22 +57,22 @@ def cpuinfo(machine, cores):
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_a_processor_has_levels(monkeypatch, tmp_path, name):
     machine, cores, names, best = PROCESSORS[name]
-    monkeypatch.setattr(levels, "_CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(levels.platform, "machine", lambda: machine)
-    assert levels.this_processor() == (machine, frozenset())
+    monkeypatch.setattr(prebuilt, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(prebuilt.platform, "machine", lambda: machine)
+    assert prebuilt.this_processor() == (machine, frozenset())
     (tmp_path / "cpuinfo").write_text(cpuinfo(machine, cores))
-    found, flags = levels.this_processor()
-    usable = levels.usable_levels(found, flags)
+    found, flags = prebuilt.this_processor()
+    usable = prebuilt.usable_levels(found, flags)
     assert [level.name for level in usable] == names.split()
-    assert [levels.is_best(level, flags) for level in usable] == [True] * best + [False] * (len(usable) - best)
+    assert [prebuilt.is_best(level, flags) for level in usable] == [True] * best + [False] * (len(usable) - best)
 
 
 def test_an_option_of_the_compiler_for_each_level():
     """No two are the same; what a level's flags add to those of another of its machine, its options do."""
-    options = [level.options for level in levels.LEVELS]
-    assert len(set(options)) == len({level.name for level in levels.LEVELS}) == len(options)
+    options = [level.options for level in prebuilt.LEVELS]
+    assert len(set(options)) == len({level.name for level in prebuilt.LEVELS}) == len(options)
     byte_products = {"-mavx512vnni", "-mavxvnni", "-march=armv8.2-a+i8mm"}
-    for level in levels.LEVELS:
+    for level in prebuilt.LEVELS:
         assert any("vnni" in flag or flag == "i8mm" for flag in level.flags) == bool(byte_products & {*level.options})
 
 
@@ -93,7 +93,7 @@ def carried(monkeypatch, tmp_path):
 
 
 def processor(monkeypatch, flags, machine="x86_64"):
-    monkeypatch.setattr(levels, "this_processor", lambda: (machine, frozenset(flags.split())))
+    monkeypatch.setattr(prebuilt, "this_processor", lambda: (machine, frozenset(flags.split())))
 
 
 def write_manifest(**changed):
@@ -103,7 +103,7 @@ def write_manifest(**changed):
 
 
 def compiler(folder, text=f'ln -s "{WHOLE}" "$library"'):
-    """Writes a compiler that makes the library that is there: it needs a PATH."""
+    """Writes a compiler that links to the existing library: it needs a PATH."""
     return str(native_cache.compiler(folder / "compiler", f"PATH=/usr/bin:/bin\n{text}"))
 
 
@@ -112,11 +112,11 @@ def used():
     return Path(register.__wrapped__()._name)
 
 
-def test_the_best_is_used_before_compiling(carried, monkeypatch, capsys, tmp_path):
+def test_the_best_is_used_before_compiling(carried, monkeypatch, messages, tmp_path):
     """At once: neither is a compiler run nor a folder made."""
     monkeypatch.setenv("CXX", compiler(tmp_path))
     assert used() == carried / "x86-64-v4.so"
-    assert native_cache.runs(tmp_path) == 0 and not cache_root().exists() and capsys.readouterr().err == ""
+    assert native_cache.runs(tmp_path) == 0 and not cache_root().exists() and not messages()
 
 
 def test_what_was_compiled_here_is_used_first(carried, monkeypatch, tmp_path):
@@ -128,32 +128,32 @@ def test_what_was_compiled_here_is_used_first(carried, monkeypatch, tmp_path):
     assert used().parent == cache_root() / "native" and native_cache.runs(tmp_path) == RUNS
 
 
-def test_a_lesser_one_is_used_where_none_is_compiled(carried, monkeypatch, capsys, tmp_path):
+def test_a_lesser_one_is_used_where_none_is_compiled(carried, monkeypatch, messages, tmp_path):
     """Byte products would be compiled for this processor: what is carried is used without a compiler alone."""
     processor(monkeypatch, f"{V4} avx512_vnni")
     assert used() == carried / "x86-64-v4.so"
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"jaxspec: the prebuilt kernels {carried / 'x86-64-v4.so'} are used, as none were compiled")
+    (line,) = messages()
+    assert line.startswith(f"using the prebuilt kernels {carried / 'x86-64-v4.so'}, because compiling failed")
     assert "none of c++, g++, clang++ is on the path" in line
     monkeypatch.setenv("CXX", compiler(tmp_path))
     assert used().name == "kernels.so" and native_cache.runs(tmp_path) == RUNS
 
 
-def test_one_is_used_where_the_cache_cannot_be_written(carried, monkeypatch, capsys, tmp_path):
+def test_one_is_used_where_the_cache_cannot_be_written(carried, monkeypatch, messages, tmp_path):
     processor(monkeypatch, f"{V4} avx512_vnni")
     (tmp_path / "cache").write_text("")
     monkeypatch.setenv("CXX", compiler(tmp_path))
-    assert used() == carried / "x86-64-v4.so" and "set JAXSPEC_CACHE" in capsys.readouterr().err
+    assert used() == carried / "x86-64-v4.so" and "set JAXSPEC_CACHE" in messages()[0]
 
 
-def test_a_damaged_kept_one_is_compiled_again_if_it_can_be(carried, monkeypatch, capsys):
-    """As the line says; else what is carried is used."""
+def test_a_damaged_kept_one_is_compiled_again_if_it_can_be(carried, monkeypatch, messages):
+    """The message says so; otherwise the library in the wheel is used."""
     kept = cache_root() / "native" / f"kernels-{build._digest()}-{'0' * 64}.so"
     kept.parent.mkdir(parents=True)
     kept.write_bytes(b"")
     assert used() == carried / "x86-64-v4.so"
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.endswith("compiling it again") and "are used, as none were compiled" in second
+    first, second = messages()
+    assert first.endswith("compiling it again") and "because compiling failed" in second
 
 
 def _replaced(path, data):
@@ -170,46 +170,49 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_one_is_refused(carried, capsys, name):
-    """And said to be so; the next level is used."""
+def test_a_damaged_one_is_refused(carried, messages, name):
+    """A message says so, and the next level is used."""
     DAMAGE[name](carried / "x86-64-v4.so")
     assert used() == carried / "x86-64-v3.so"
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"jaxspec: the prebuilt kernels {carried / 'x86-64-v4.so'} are not used: it")
-    assert second.startswith(f"jaxspec: the prebuilt kernels {carried / 'x86-64-v3.so'} are used")
+    first, second = messages()
+    assert first.startswith(f"the prebuilt kernels {carried / 'x86-64-v4.so'} are not used: it")
+    assert second.startswith(f"using the prebuilt kernels {carried / 'x86-64-v3.so'}")
 
 
 FOREIGN = {
-    "other sources": ({"sources": "0" * 64}, "they are of other sources than those beside them"),
-    "another machine": ({"libraries": {"armv8": "0" * 64}}, "they are for armv8, which this processor (x86_64) is not"),
+    "other sources": ({"sources": "0" * 64}, "they were built from other sources than those next to them"),
+    "another machine": (
+        {"libraries": {"armv8": "0" * 64}},
+        "they are for armv8, and this processor (x86_64) is none of these",
+    ),
     "no libraries": ({"libraries": None}, "manifest.json is damaged: TypeError"),
     "a list": ({"libraries": ["x86-64-v3"]}, "manifest.json is damaged: ValueError"),
 }
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_foreign_ones_are_refused(carried, capsys, name):
+def test_foreign_ones_are_refused(carried, messages, name):
     changed, reason = FOREIGN[name]
     write_manifest(**changed)
     with pytest.raises(NoCompilerError):
         used()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("jaxspec: the prebuilt kernels are not used: ") and reason in line
+    (line,) = messages()
+    assert line.startswith("the prebuilt kernels are not used: ") and reason in line
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"sources": 1', "\udcff"])
-def test_a_damaged_manifest_is_refused(carried, capsys, text):
+def test_a_damaged_manifest_is_refused(carried, messages, text):
     (carried / prebuilt.MANIFEST).write_text(text, errors="surrogateescape")
     with pytest.raises(NoCompilerError):
         used()
-    assert "manifest.json is damaged" in capsys.readouterr().err
+    assert "manifest.json is damaged" in messages()[0]
 
 
-def test_a_checkout_has_none(carried, capsys):
+def test_a_checkout_has_none(carried, messages):
     (carried / prebuilt.MANIFEST).unlink()
     with pytest.raises(NoCompilerError):
         used()
-    assert capsys.readouterr().err == ""
+    assert not messages()
 
 
 # Handlers that say which version of the interface they were compiled with, and do nothing.
@@ -224,11 +227,12 @@ XLA_FFI_Error* Answer(XLA_FFI_CallFrame* frame) {
 #define ANSWERS(name) XLA_FFI_Error* name(XLA_FFI_CallFrame* frame) { return Answer(frame); }
 ANSWERS(JaxspecProduct) ANSWERS(JaxspecAttention) ANSWERS(JaxspecStoredProduct) ANSWERS(JaxspecStoredRows)
 ANSWERS(JaxspecPack) ANSWERS(JaxspecTileBytes) ANSWERS(JaxspecLanes)
+ANSWERS(JaxspecWarp) ANSWERS(JaxspecDraw) ANSWERS(JaxspecDrawNext) ANSWERS(JaxspecExcess)
 """
 
 
-def test_what_xla_does_not_take_is_refused(carried, capsys, tmp_path):
-    """Before the CPU backend could end by it."""
+def test_what_xla_does_not_take_is_refused(carried, messages, tmp_path):
+    """It is rejected before it could crash the CPU backend."""
     source, made = tmp_path / "other.cpp", carried / "x86-64-v4.so"
     source.write_text(f'extern "C" {{{_OTHER_VERSION}}}')
     made.unlink()
@@ -237,6 +241,6 @@ def test_what_xla_does_not_take_is_refused(carried, capsys, tmp_path):
     digests = {"x86-64-v4": hashlib.sha256(made.read_bytes()).hexdigest()}
     write_manifest(libraries=digests | {"x86-64-v3": hashlib.sha256(WHOLE.read_bytes()).hexdigest()})
     assert used() == carried / "x86-64-v3.so"
-    said = capsys.readouterr().err.splitlines()[0]
-    assert said.startswith(f"jaxspec: the prebuilt kernels {made} are not used: ") and "API version" in said
+    said = messages()[0]
+    assert said.startswith(f"the prebuilt kernels {made} are not used: ") and "API version" in said
     assert jax.devices("cpu")

@@ -1,4 +1,4 @@
-"""The native kernels under sanitizers, in a process of its own."""
+"""The native kernels under sanitizers, in a separate process."""
 
 import os
 import shutil

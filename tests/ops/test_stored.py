@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.ops.joined import JoinedWeight
 from jaxspec.ops.matmul import project
 from jaxspec.ops.native.build import NoCompilerError, register
+from jaxspec.ops.packed import JoinedWeight
 from jaxspec.ops.stored import BLOCKS, NotFiniteError, StoredWeight
 from tests._fixtures import blocks
 from tests._fixtures.processes import ROOT
@@ -58,6 +58,7 @@ def test_products_are_those_of_rounded_activations(name):
     assert (np.abs(found - expected) <= bound).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_row_does_not_depend_on_those_beside_it(name):
     """To the bit, alone and among 2 to 48 rows, in the middle and at the edges."""
@@ -86,7 +87,7 @@ def test_an_activation_moves_by_half_a_step_at_most():
     ("dtype", "name", "near"), [(None, "Q8_0", 0.02), ("int8", "Q8_0", 0.02), ("int4", "Q4_1", 0.3)]
 )
 def test_plain_weights_are_rounded_to_blocks(dtype, name, near):
-    """Of a width that is no multiple of a block's, too."""
+    """Even if the width is not a multiple of a block's."""
     weight = jax.random.normal(jax.random.key(0), (3, 5, 40))
     packed = StoredWeight.pack(weight, dtype)
     assert packed.block_format == name and packed.shape == packed[:].shape == (3, 5, 40)
@@ -100,7 +101,7 @@ def test_plain_weights_are_rounded_to_blocks(dtype, name, near):
 def test_what_cannot_be_packed_is_named():
     with pytest.raises(ValueError, match="rounded to int8 or int4, got dtype float32"):
         StoredWeight.pack(jnp.ones((2, 32)), jnp.float32)
-    with pytest.raises(ValueError, match="expected rows of 20 bytes a block of Q4_1, got 21"):
+    with pytest.raises(ValueError, match="expected rows of 20 bytes per block of Q4_1, got 21"):
         StoredWeight.of(np.zeros((2, 21), np.uint8), "Q4_1", (2, 32), jnp.float32)
     with pytest.raises(TypeError, match="made of packed ones"):
         JoinedWeight.pack(jnp.ones((2, 32)))
@@ -149,7 +150,7 @@ def test_parts_in_different_formats_stand_side_by_side():
 @pytest.mark.slow
 @pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3", "x86-64-v4"])
 def test_other_processors_make_the_same_numbers(processor, tmp_path):
-    """Without AVX2, and without products of bytes: all of this file's tests, in a process of its own."""
+    """Without AVX2, and without products of bytes: all of this file's tests, in a separate process."""
     if shutil.which("g++") is None or os.uname().machine != "x86_64":
         pytest.skip("g++ for x86-64 is needed")
     if processor == "x86-64-v4" and "avx512bw" not in Path("/proc/cpuinfo").read_text():

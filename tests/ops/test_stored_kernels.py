@@ -1,4 +1,4 @@
-"""The kernels of stored weights where shapes, numbers and indices are odd or wrong: by seeded draws, and raw calls."""
+"""The kernels of stored weights with unusual or invalid shapes, values and indices: by seeded draws, and raw calls."""
 
 import jax
 import jax.numpy as jnp
@@ -121,11 +121,11 @@ def test_a_product_of_wrong_shapes_is_an_error(case):
 
 @pytest.mark.parametrize("case", native_calls.WRONG_ROWS, ids=str)
 def test_wrong_rows_are_an_error(case):
-    """Of the raw call, which would read what is not there."""
+    """Otherwise the raw call would read out of bounds."""
     with pytest.raises(Exception, match="INVALID_ARGUMENT"):
         native_calls.wrong_rows(case)
 
 
 def test_what_is_right_is_none():
-    """The calls in which one thing is wrong above."""
+    """The valid calls that the invalid ones above are made from."""
     assert native_calls.wrong_stored({}).shape == (3, 5) and native_calls.wrong_rows({}).shape == (5, 64)

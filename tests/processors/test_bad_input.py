@@ -1,4 +1,4 @@
-"""What is out of range, or does not fit, is said; where it is traced, that row ends and the others go on."""
+"""Values that are out of range or do not fit raise errors; if they are traced, that row ends and the others go on."""
 
 import re
 
@@ -9,9 +9,9 @@ import pytest
 
 import jaxspec
 from jaxspec.processors import AllowedTokens, BannedPhrases, LogitBias, MinNewTokens, Penalties
-from tests._fixtures import tiny
+from jaxspec.testing.history_models import history_model
 
-TARGET = tiny.history_model(2, vocab=6)
+TARGET = history_model(2, vocab=6)
 PROMPT = jnp.asarray([[1, 2, 3], [4, 1, 0]], jnp.int32)
 
 WRONG = {
@@ -42,7 +42,7 @@ WRONG = {
     "a phrase padded on the right": (
         BannedPhrases(np.array([[1, -1], [-1, 2]])),
         ValueError,
-        "BannedPhrases.phrases has -1 behind a token, got",
+        "BannedPhrases.phrases has -1 after a token, got",
     ),
     "a phrase of another vocabulary": (BannedPhrases.of([[1], [2, 9]]), ValueError, "BannedPhrases.phrases has id 9"),
 }
@@ -110,6 +110,7 @@ TRACED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRACED)
 def test_what_is_traced_ends_its_row_alone(name):
     run = jax.jit(lambda x: generate((TRACED[name](x),)))

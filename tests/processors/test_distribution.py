@@ -19,14 +19,15 @@ import jaxspec
 from jaxspec.core import processing
 from jaxspec.drafters.base import Drafter
 from jaxspec.grammar import Grammar
+from jaxspec.testing.history_models import history_logits, history_model, nearby
+from jaxspec.testing.statistics import FALSE_ALARM, independence, same_distribution
 from jaxspec.verifiers.rejection import TokenVerifier
-from tests._fixtures import examples, processed, tiny
-from tests.oracle.statistics import FALSE_ALARM, independence, same_distribution
+from tests._fixtures import examples, processed
 
 TESTS, VOCAB, LENGTH, ROWS, TEMPERATURE = 20, 4, 3, 40_000, 0.75
 PROMPT = (1, 2)
-TARGET = tiny.history_model(2, vocab=VOCAB)
-DRAFT = tiny.nearby(TARGET, 0.7)
+TARGET = history_model(2, vocab=VOCAB)
+DRAFT = nearby(TARGET, 0.7)
 CASE = "automaton and penalties"
 processors = processed.CASES["penalties"][0] + processed.CASES["automaton"][0]
 
@@ -57,7 +58,7 @@ class Careless(Drafter):
 
 
 def probs_after(new) -> np.ndarray:
-    logits = tiny.history_logits(TARGET, PROMPT + new)
+    logits = history_logits(TARGET, PROMPT + new)
     scores = processed.automaton(processed.penalties(logits, PROMPT, new), PROMPT, new) / TEMPERATURE
     weights = np.exp(scores - scores.max())
     return weights / weights.sum()
@@ -137,7 +138,7 @@ WAYS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_the_texts_of_a_grammar(way):
-    """As often as the target's own masked distribution has them, whatever drafted."""
+    """Their frequencies are those of the target's own masked distribution, for any drafter."""
     table, rows = GRAMMAR.table(TOKENIZER, WRITER.vocab_size), 3000
     texts = spellings(table)
     policy = jaxspec.Sampling(3.0, processors=(table,))
@@ -162,7 +163,7 @@ def test_the_texts_of_a_grammar_that_the_host_follows(way):
 def by_host(drafter, seed):
     """How often each text is written under the same grammar as context-free rules."""
     decoder = jaxspec.SpeculativeDecoder(WRITER, drafter)
-    options = {"temperature": 3.0, "top_p": None, "seed": seed, "max_new_tokens": 12, "n": 4}
+    options = {"temperature": 3.0, "top_p": None, "seed": seed, "max_new_tokens": 12, "answers": 4}
     rules = "start: " + " | ".join(f'"{text}"' for text in json.loads(GRAMMAR.source))
     results = decoder.generate([TOKENIZER.decode(ASK)] * 300, grammar=rules, **options)
     return collections.Counter(one.token_ids for one in results)

@@ -14,23 +14,23 @@ import pytest
 
 import jaxspec
 from jaxspec.core import processing
+from jaxspec.core.sampling import spread
 from jaxspec.core.state import Context, Proposal
-from jaxspec.decoding.arguments import policy_by_row
-from jaxspec.decoding.target_pass import Distributions
+from jaxspec.decoding.round import Distributions
 from jaxspec.processors import BannedPhrases
+from jaxspec.testing.enumeration.drafting import chain, chains, depth, drawn, drawn_without_replacement, guessed
+from jaxspec.testing.enumeration.rules import walk_rule
+from jaxspec.testing.enumeration.several_rounds import key_names, several_rounds
+from jaxspec.testing.enumeration.tables import Table, make_table, total_variation
+from jaxspec.testing.history_models import history_model
 from jaxspec.verifiers.block import BlockVerifier
 from jaxspec.verifiers.k_seq import KSequence
 from jaxspec.verifiers.multi_draft import MultiDraftVerifier, RecursiveRejection
 from jaxspec.verifiers.rejection import TokenVerifier
-from jaxspec.verifiers.traversal import TraversalVerifier
-from jaxspec.verifiers.traversal import descend as traverse
-from jaxspec.verifiers.tree import TreeVerifier
-from jaxspec.verifiers.tree import descend as sample_and_walk
+from jaxspec.verifiers.traversal import TraversalVerifier, descend as traverse
+from jaxspec.verifiers.tree import TreeVerifier, descend as sample_and_walk
 from tests._fixtures import processed
-from tests.oracle.drafting import chain, chains, depth, drawn, drawn_without_replacement, guessed
-from tests.oracle.draws import real_names, several_rounds
-from tests.oracle.rules import block_rule, token_rule, walk_rule
-from tests.oracle.tables import Table, make_table, total_variation
+from tests._fixtures.rules import block_rule, token_rule
 
 VOCAB, PROMPT, LENGTH = 4, (1, 2), 3
 TEMPERATURE = 0.75
@@ -72,16 +72,16 @@ def table(case, length) -> Table:
 def real_log_probs(policy, new, parents, deep, tokens, logits):
     """What the loop computes after the `new` tokens and each of the drafts."""
     rows = tokens.shape[0]
-    policy = policy_by_row(policy, rows)
+    policy = spread(policy, rows)
     width = lambda text: jnp.broadcast_to(jnp.asarray(text, jnp.int32), (rows, len(text)))  # noqa: E731
     length = jnp.full(rows, len(PROMPT), jnp.int32)
     states = processing.init(policy, processing.Prompt(width((*PROMPT, 0)), length, width([processed.STOP]), VOCAB))
-    # Two at a time, with a token behind that is not committed.
+    # Two at a time, followed by a token that is not committed.
     for start in range(0, new.shape[0], 2):
         piece = jnp.pad(new[start : start + 2], (0, 1))
         count = jnp.full(rows, min(2, new.shape[0] - start), jnp.int32)
         states = processing.commit(policy, states, jnp.broadcast_to(piece, (rows, piece.shape[0])), count)
-    context = Context(None, None, None, length, None, policy, processed=states)
+    context = Context(history_model(0), None, None, length, None, policy, processed=states)
     own = None if parents == chain(len(parents)) else jnp.broadcast_to(jnp.asarray(parents, jnp.int32), tokens.shape)
     proposal = Proposal(tokens, jnp.ones(tokens.shape, bool), None, own, 0 if own is None else deep)
     return Distributions.of(context, logits, proposal).next_log_probs
@@ -117,18 +117,19 @@ def test_rounds_keep_the_processed_distribution(name, case):
     rng = np.random.default_rng(7)
     draft = make_table(VOCAB, LENGTH + depth(parents), lambda: rng.dirichlet(np.ones(VOCAB)))
     places = len(parents) if parents == CHAIN else [(node, 0) for node in range(len(parents))]
-    names = functools.cache(lambda n: real_names(verifier, jax.random.key(3), n, places))
+    names = functools.cache(lambda n: key_names(verifier, jax.random.key(3), n, places))
     with jax.enable_x64(True):
         found = several_rounds(target, way(parents, draft), rule, length=LENGTH, names=names, scored=scored_by(policy))
     assert total_variation(found, target.text_probs(LENGTH)) < 1e-9
 
 
+@pytest.mark.slow
 def test_certain_drafts_that_the_policy_excludes():
-    """A draft that cannot be is submitted and refused, and the distribution stays."""
+    """An impossible draft is submitted and rejected, and the distribution does not change."""
     policy = jaxspec.Sampling(TEMPERATURE, processors=processed.CASES["automaton"][0])
     target = table("automaton", LENGTH + 2)
     drafter = guessed(CHAIN, lambda place: 2, VOCAB)
-    names = functools.cache(lambda n: real_names(TokenVerifier(), jax.random.key(3), n, 2))
+    names = functools.cache(lambda n: key_names(TokenVerifier(), jax.random.key(3), n, 2))
     with jax.enable_x64(True):
         found = several_rounds(target, drafter, token_rule, length=LENGTH, names=names, scored=scored_by(policy))
     assert total_variation(found, target.text_probs(LENGTH)) < 1e-9

@@ -1,4 +1,4 @@
-"""Processors through `generate`: speculation writes what plain decoding does, and that is what they allow."""
+"""Processors in `generate`: speculation writes the text of plain decoding, which they allow."""
 
 import dataclasses
 import itertools
@@ -11,15 +11,17 @@ import pytest
 import jaxspec
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import Context
-from jaxspec.decoding.target_pass import Distributions
+from jaxspec.decoding.round import Distributions
 from jaxspec.drafters.children import WithoutReplacement
 from jaxspec.drafters.frontier import descend, first_paths
 from jaxspec.processors import AllowedTokens, BannedPhrases, FromCounts, LogitBias, MinNewTokens, Penalties
+from jaxspec.testing.history_models import history_model, history_probs, nearby
+from jaxspec.testing.random_models import wide_transformer
 from tests._fixtures import processed, tiny
 
 VOCAB, STOP, NEW = 6, 5, 14
-TARGET = tiny.history_model(2, vocab=VOCAB)
-DRAFT = tiny.nearby(TARGET, 0.7)
+TARGET = history_model(2, vocab=VOCAB)
+DRAFT = nearby(TARGET, 0.7)
 PROMPT = jnp.asarray([[1, 2, 3], [4, 1, 0]], jnp.int32)
 PROMPT_LENGTH = np.array([3, 2])
 EACH = (
@@ -57,7 +59,7 @@ def generate(drafter, policy, **options):
 def by_hand(row, new):
     """The processed logits of a row after its prompt and new tokens, in NumPy."""
     prompt = PROMPT[row, : PROMPT_LENGTH[row]].tolist()
-    logits = np.log(tiny.history_probs(TARGET, [*prompt, *new]))
+    logits = np.log(history_probs(TARGET, [*prompt, *new]))
     logits = logits + np.array([[0, 1, -2, 0, 0, 0], [0, 0, 0, 0.5, 0, 0]])[row]
     strength = {"repetition": (1.4, 0.9)[row], "presence": (0.3, 0.0)[row], "frequency": 0.4}
     logits = processed.penalties(logits, tuple(prompt), tuple(new), **strength)
@@ -69,6 +71,7 @@ def by_hand(row, new):
     return logits
 
 
+@pytest.mark.slow
 def test_plain_greedy_decoding_by_hand():
     # Its logits are normalized: a penalty of repetition depends on where they stand.
     target = dataclasses.replace(TARGET)
@@ -87,6 +90,7 @@ def test_plain_greedy_decoding_by_hand():
         assert len(new) > (4, 7)[row]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "temperature"), EACH_DRAFTER)
 def test_speculation_writes_what_plain_decoding_does(name, temperature):
     policy = jaxspec.Sampling(temperature, top_p=0.95, processors=EACH) if temperature else jaxspec.Greedy(EACH)
@@ -105,16 +109,20 @@ def test_paths_of_a_level():
     assert below.tolist() == [[[5, 6, -1], [4, 7, -1]]]
 
 
-def test_drafts_are_processed_too():
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        jaxspec.ModelDrafter(TARGET, k=3),
+        pytest.param(jaxspec.TreeDrafter(TARGET, jaxspec.Tree((-1, 0, 1, -1))), marks=pytest.mark.slow),
+        jaxspec.drafters.DynamicTreeDrafter(TARGET, top_k=2, depth=3, nodes=6),
+    ],
+    ids=["chain", "tree", "dynamic"],
+)
+def test_drafts_are_processed_too(drafter):
     """A draft model that is the target has every draft accepted, if its drafts see what the target's policy does."""
-    drafters = {
-        "chain": jaxspec.ModelDrafter(TARGET, k=3),
-        "tree": jaxspec.TreeDrafter(TARGET, jaxspec.Tree((-1, 0, 1, -1))),
-        "dynamic": jaxspec.drafters.DynamicTreeDrafter(TARGET, top_k=2, depth=3, nodes=6),
-    }
-    for name, drafter in drafters.items():
-        result = generate(drafter, jaxspec.Greedy(EACH), stop_tokens=(), max_new_tokens=12)
-        assert result.stats.accepted.tolist() == [9, 9], name
+    result = generate(drafter, jaxspec.Greedy(EACH), stop_tokens=(), max_new_tokens=12)
+    assert result.stats.accepted.tolist() == [9, 9]
 
 
 @pytest.mark.slow
@@ -136,11 +144,13 @@ def test_rows_stand_alone_and_change_with_their_values():
     assert (together.tokens[0] != together.tokens[1]).any()
 
 
-def test_inside_jit_and_vmap_with_traced_values():
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["n-gram", pytest.param("model", marks=pytest.mark.slow)])
+def test_inside_jit_and_vmap_with_traced_values(name):
     @jax.jit
     def write(penalty, biases):
         policy = jaxspec.Sampling(0.8, processors=(LogitBias(jnp.asarray([1, 4]), biases), Penalties(penalty)))
-        return generate(DRAFTERS["model"], policy, prompt=PROMPT[:1], prompt_length=3).tokens[0]
+        return generate(DRAFTERS[name], policy, prompt=PROMPT[:1], prompt_length=3).tokens[0]
 
     penalties, biases = jnp.asarray([1.0, 1.5, 2.0]), jnp.asarray([[0.0, 1.0], [2.0, 0.0], [-1.0, -jnp.inf]])
     mapped = jax.vmap(write)(penalties, biases)
@@ -165,6 +175,7 @@ def test_a_user_s_own_are_shared_by_rows_under_vmap():
             state = processed.NEXT[state, token]
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_generate():
     policy = jaxspec.Sampling(0.9, top_k=4, processors=EACH)
     answer = generate(DRAFTERS["model"], policy)
@@ -207,8 +218,8 @@ def _three_times(logits, counts):
 def test_what_is_not_switched_on_costs_nothing():
     """Without processors no path is made, no state carried, and logits are not touched."""
     state = jaxspec.init(TARGET, None, PROMPT, max_new_tokens=4)
-    assert state.processed == ()
-    context = Context(*[None] * 5, jaxspec.Greedy(), processed=())
+    assert state.context.processed == ()
+    context = Context(TARGET, *[None] * 4, jaxspec.Greedy(), processed=())
     assert first_paths(context, PROMPT, 3) is None and descend(None, PROMPT, PROMPT, jnp.int32(0)) is None
     logits = jnp.zeros((2, 4, VOCAB), jnp.bfloat16)
     assert context.process(logits) is logits
@@ -219,7 +230,7 @@ def test_what_is_not_switched_on_costs_nothing():
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Own:
-    """A policy of one's own, with processors."""
+    """A custom policy with processors."""
 
     processors: tuple = ()
     greedy = False
@@ -239,8 +250,8 @@ def test_a_policy_of_one_s_own_has_them_too():
 @pytest.mark.parametrize("shape", [(2, 4), (8, 1)])
 def test_on_a_mesh_the_tokens_are_the_same(shape):
     """Logits are split over devices there, and penalties look into all parts of them."""
-    target = tiny.wide_transformer(0)
-    draft = tiny.wide_transformer(1)
+    target = wide_transformer(0)
+    draft = wide_transformer(1)
     table = jaxspec.grammar.GrammarTable(
         jnp.full((2, 2), 0x7FFFFFF7, jnp.uint32),
         jnp.zeros((2, 2), jnp.int32),

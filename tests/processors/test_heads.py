@@ -32,7 +32,6 @@ def drafter(name):
         "eagle": lambda: jaxspec.EagleDrafter(heads.eagle.init(TARGET, KEY), k=3),
         "eagle of a part": lambda: jaxspec.EagleDrafter(heads.eagle.init(TARGET, KEY, **part), k=3),
         "eagle tree": lambda: jaxspec.TreeDrafter(heads.eagle.init(TARGET, KEY, **part), TREE),
-        "p-eagle": lambda: jaxspec.EagleDrafter(heads.eagle.init_parallel(TARGET, KEY), k=3),
         "medusa": lambda: jaxspec.MedusaDrafter(heads.medusa.init(TARGET, KEY, num_heads=3)),
         "medusa of a part": lambda: jaxspec.MedusaDrafter(heads.medusa.init(TARGET, KEY, num_heads=3, **part)),
         "medusa tree": lambda: jaxspec.MedusaDrafter(heads.medusa.init(TARGET, KEY, num_heads=3), topology=TREE),
@@ -44,14 +43,16 @@ def drafter(name):
         "dflash tree of places": lambda: heads.dflash.DFlashTreeDrafter(
             heads.dflash.init(TARGET, KEY, block_size=4, markov_rank=0, confidence=False), nodes=6, top_k=2
         ),
-        "tandem": lambda: jaxspec.TandemDrafter(heads.tandem.init(TARGET, KEY, layers=1, heads=2), k=3),
+        "tandem": lambda: jaxspec.contrib.TandemDrafter(
+            jaxspec.contrib.tandem.init(TARGET, KEY, layers=1, heads=2), k=3
+        ),
         "early exit": lambda: jaxspec.EarlyExitDrafter(layers=1, k=3),
     }
     return made[name]()
 
 
 NAMES = (
-    *("eagle", "eagle of a part", "eagle tree", "p-eagle", "medusa", "medusa of a part", "medusa tree", "dflash"),
+    *("eagle", "eagle of a part", "eagle tree", "medusa", "medusa of a part", "medusa tree", "dflash"),
     *("dflash of a part", "dflash tree", "dflash tree of places", "tandem", "early exit"),
 )
 
@@ -72,6 +73,7 @@ def test_speculation_writes_what_plain_decoding_does(name, temperature):
     assert not {2, 7} & set(np.asarray(found.tokens)[:, :3].ravel().tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["medusa", pytest.param("dflash", marks=pytest.mark.slow)])
 def test_drafts_are_drawn_one_after_the_other(name):
     """Each is processed with those before it: one that must not come twice does not."""
@@ -81,6 +83,7 @@ def test_drafts_are_drawn_one_after_the_other(name):
         assert len(set(row.tolist())) == len(row) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["medusa tree", pytest.param("dflash tree", marks=pytest.mark.slow), "dflash tree of places"]
 )
@@ -98,12 +101,10 @@ def test_nodes_are_guessed_with_what_stands_above_them(name):
 
 @jax.jit
 def proposed(drafter, policy):
-    """What is drafted first."""
+    """Returns the first proposal."""
     state = jaxspec.init(TARGET, drafter, PROMPT, sampling=policy, max_new_tokens=8)
-    context = jaxspec.core.Context(
-        TARGET, state.cache, state.tokens, state.length, state.done, state.sampling, processed=state.processed
-    )
-    return drafter.propose(jaxspec.core.RoundKeys(state.keys, state.length), state.drafter_state, context)[0]
+    rng = jaxspec.core.RoundKeys(state.keys, state.length)
+    return drafter.propose(rng, state.drafter_state, state.context.of(TARGET))[0]
 
 
 def _once(logits, counts):

@@ -1,4 +1,4 @@
-"""Processors against those of `transformers`, and literal cases of vLLM's."""
+"""Processors against those of `transformers`, and cases copied from vLLM."""
 
 import jax
 import jax.numpy as jnp

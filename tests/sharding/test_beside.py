@@ -12,16 +12,17 @@ import jaxspec
 from jaxspec.core.state import Context, Verdict
 from jaxspec.sharding.params import shard, shard_models
 from jaxspec.sharding.rules import DRAFTS_BESIDE, REPLICATED, Rules
+from jaxspec.testing.collectives import collectives
+from jaxspec.testing.history_models import history_model
+from jaxspec.testing.random_models import wide_transformer
 from jaxspec.verifiers.coupled import CoupledVerifier
 from jaxspec.verifiers.k_seq import KSequence
 from jaxspec.verifiers.multi_draft import MultiDraftVerifier
 from jaxspec.verifiers.tree import TreeVerifier
-from tests._fixtures import tiny
-from tests._fixtures.collectives import collectives
 from tests._fixtures.meshes import LENGTHS, POLICY, PROMPT, VOCAB, run, same
 
 # Not gated: on a CPU the two halves of a gated block are flattened, and gathered for that.
-TARGET = tiny.wide_transformer(0, vocab=VOCAB, gated_mlp=False)
+TARGET = wide_transformer(0, vocab=VOCAB, gated_mlp=False)
 MESHES = [(2, 4), (4, 2), (8, 1)]
 SLOW_MESHES = [
     pytest.param(shape, marks=[] if shape == (2, 4) else [pytest.mark.slow], id=str(shape)) for shape in MESHES
@@ -30,8 +31,8 @@ K = 2
 
 
 def near(seed, amount=0.15):
-    """The target, disturbed each time in another way: a draft that is often right where others are not."""
-    other = tiny.wide_transformer(seed, vocab=VOCAB, gated_mlp=False)
+    """Returns the target with noise that depends on `seed`: a draft that is often right where others are not."""
+    other = wide_transformer(seed, vocab=VOCAB, gated_mlp=False)
     mix = lambda x, y: x + amount * y if x.ndim > 1 else x
     return jaxspec.LanguageModel(TARGET.module, jax.tree.map(mix, TARGET.params, other.params))
 
@@ -63,7 +64,7 @@ def arguments(verifier, mesh, drafter, rules=None):
 
 
 def rounds(target, drafter, count=3):
-    """Proposals, and the state after them. In each round another chain's drafts are accepted, of each row so many."""
+    """Returns proposals and the state after them; each round accepts another chain's drafts, `accepted` of each row."""
     accepted, length = np.array([K, 1, 0, K]), LENGTHS.copy()
     tokens = np.pad(PROMPT, ((0, 0), (0, count * (K + 1))))
 
@@ -94,9 +95,9 @@ def rounds(target, drafter, count=3):
 
 
 @functools.cache
-def on_a_mesh(shape):
+def on_a_mesh(shape, count=3):
     target, drafter = shard_models((TARGET, parallel(shape[0])), make_mesh(shape))
-    found, state = rounds(target, drafter)
+    found, state = rounds(target, drafter, count)
     return found, target, drafter, state
 
 
@@ -111,12 +112,15 @@ def test_the_proposals_are_those_of_a_union(shape):
         assert ours.depth == theirs.depth == K
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [0, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", SLOW_MESHES)
-def test_each_device_holds_its_own_draft_alone(shape):
-    target, drafter, state = on_a_mesh(shape)[1:]
+def test_each_device_holds_its_own_draft_alone(shape, count):
+    """From the first state on, and after some rounds."""
+    target, drafter, state = on_a_mesh(shape, count)[1:]
     for array in jax.tree.leaves((drafter.models, state.drafters)):
         assert {piece.data.shape[0] for piece in array.addressable_shards} == {1}
-    for array in (drafter.models.models.params["embedding"], state.drafters.draft_state.keys):
+    for array in (drafter.models.models.params["embedding"], state.drafters.draft_state.cache.keys):
         assert {piece.data.nbytes for piece in array.addressable_shards} == {array.nbytes // 8}
     for number, model in enumerate(models(shape[0])):
         held = jax.tree.map(lambda x, number=number: x[number], drafter.models.models.params)
@@ -125,8 +129,8 @@ def test_each_device_holds_its_own_draft_alone(shape):
 
 
 def sent_between_drafts(verifier, shape):
-    """What crosses the axis in the compiled program; the drafts are of a width that nothing else has."""
-    drafts = tuple(tiny.wide_transformer(seed, vocab=VOCAB, width=48, gated_mlp=False) for seed in range(shape[0]))
+    """Returns the arrays that cross the axis in the compiled program; only the drafts have their width."""
+    drafts = tuple(wide_transformer(seed, vocab=VOCAB, width=48, gated_mlp=False) for seed in range(shape[0]))
     program = run.lower(*arguments(verifier, make_mesh(shape), jaxspec.contrib.ParallelDrafter(drafts, k=K))).compile()
     found = collectives(program.as_text())
     assert any(48 in c.shape for c in found) == (shape[1] > 1)
@@ -202,7 +206,7 @@ def test_rows_split_too():
     mesh = jax.make_mesh((2, 2, 2), ("data", "draft", "model"), axis_types=(AxisType.Auto,) * 3)
     target, drafter = shard_models((TARGET, parallel(2)), mesh)
     _, state = rounds(target, drafter, count=1)
-    cache = state.drafters.draft_state.keys
+    cache = state.drafters.draft_state.cache.keys
     assert {piece.data.nbytes for piece in cache.addressable_shards} == {cache.nbytes // 8}
     same(generate(target, drafter), of_two())
 
@@ -241,9 +245,9 @@ def test_meshes_that_do_not_fit():
     with pytest.raises(ValueError, match="or Rules\\(drafts=...\\)"):
         jaxspec.contrib.ParallelDrafter(tuple(shard(model, other, REPLICATED) for model in models(2)))
     placed = shard_models(parallel(2), make_mesh((2, 4)))
-    with pytest.raises(ValueError, match="mesh must be the one that the models lie on"):
+    with pytest.raises(ValueError, match="mesh must be the one that the models are on"):
         shard_models(placed, other)
-    history = jaxspec.contrib.ParallelDrafter(tiny.history_model(0), num_drafts=2)
+    history = jaxspec.contrib.ParallelDrafter(history_model(0), num_drafts=2)
     with pytest.raises(
         TypeError, match="only LanguageModels run at the same time, got HistoryModel; pass a UnionDrafter"
     ):

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.testing.collectives import collectives
+from jaxspec.testing.random_models import wide_transformer
 from tests._fixtures import tiny
-from tests._fixtures.collectives import collectives
 
-TARGET, DRAFT = (tiny.in_dtype(tiny.wide_transformer(seed), jnp.bfloat16) for seed in (0, 1))
+TARGET, DRAFT = (tiny.in_dtype(wide_transformer(seed), jnp.bfloat16) for seed in (0, 1))
 PROMPT = np.random.default_rng(0).integers(0, 64, (8, 9))
 LENGTH = np.asarray([9, 2, 5, 1, 9, 7, 3, 4])
 
@@ -40,7 +41,7 @@ def test_no_row_of_the_cache_is_sent_to_another_device():
     def run(target, draft):
         drafter = jaxspec.TreeDrafter(draft, jaxspec.Tree.chains(2, 3))
         return jaxspec.generate(
-            target, drafter, PROMPT, prompt_length=LENGTH, max_new_tokens=30, bit_exact=True, rows=8
+            target, drafter, PROMPT, prompt_length=LENGTH, max_new_tokens=30, bit_exact=True, pass_tokens=8
         )
 
     text = jax.jit(run).lower(*models).compile().as_text()

@@ -1,4 +1,4 @@
-"""Several processes on one mesh: the tokens of one process, one voice, and no end without the others."""
+"""Several processes on one mesh: they return the tokens of one process, one of them prints, and they end together."""
 
 import dataclasses
 import json
@@ -14,7 +14,8 @@ import typer.testing
 import jaxspec
 from jaxspec.cli import app as application
 from jaxspec.sharding.multihost import join
-from tests._fixtures import host_cases, host_worker, text_models, tiny
+from jaxspec.testing.random_models import wide_transformer
+from tests._fixtures import host_cases, host_worker, text_models
 from tests._fixtures.processes import errors, started, wait_for
 
 # Beyond the stated time there is the time that a busy machine takes to end a process.
@@ -23,7 +24,7 @@ SLACK = 30
 
 
 def workers(folder, count, last, *cases):
-    jaxspec.save(tiny.wide_transformer(0), folder / "model")
+    jaxspec.save(wide_transformer(0), folder / "model")
     module = ("-m", "tests._fixtures.host_worker")
     return started(folder, count, lambda *who: [*module, who[0], str(count), str(who[1]), str(folder), last, *cases])
 
@@ -50,7 +51,7 @@ def assert_ends_with_an_error(process, folder, number):
 
 @pytest.mark.slow
 def test_two_processes_and_then_one_is_killed(tmp_path):
-    """The same results as one process, and mismatches are told; then no process waits for a dead one."""
+    """Results are those of one process, and mismatches are reported; then no process waits for a dead one."""
     with workers(tmp_path, 2, "go on", "plain", "saved", "checkpointed") as processes:
         for process in processes:
             wait_for(process, "ready")
@@ -74,7 +75,7 @@ def test_the_same_tokens_as_one_process(tmp_path, count):
     ("victim", "word"), [(0, signal.SIGKILL), (1, signal.SIGTERM), (0, signal.SIGSTOP), (1, signal.SIGSTOP)], ids=str
 )
 def test_none_waits_for_a_lost_process(tmp_path, victim, word):
-    """The first process holds the list of all."""
+    """The first process holds the list of all processes."""
     with workers(tmp_path, 2, "go on") as processes:
         for process in processes:
             wait_for(process, "ready")
@@ -101,7 +102,7 @@ def test_a_part_of_an_address_is_refused(given):
 def commands(folder, count, *words, second=()):
     """`jaxspec generate` with a small model, in each process; the second gets more words."""
     tokenizer = text_models.byte_level()
-    model = dataclasses.replace(tiny.wide_transformer(0, vocab=tokenizer.vocab_size), tokenizer=tokenizer)
+    model = dataclasses.replace(wide_transformer(0, vocab=tokenizer.vocab_size), tokenizer=tokenizer)
     path = folder / "model"
     jaxspec.save(model, path)
     (folder / "run.py").write_text(
@@ -136,7 +137,7 @@ def alone(path: pathlib.Path, *words) -> str:
 def test_the_command_line(tmp_path, monkeypatch):
     """Processes that were given no seed share one, and only the first prints."""
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
-    words = ("hello", "-n", "12", "-t", "0.9", "--json", "--draft", "none")
+    words = ("hello", "-n", "12", "-t", "0.9", "--json", "--drafter", "none")
     path, running = commands(tmp_path, 2, *words, "--mesh", "data=2,model=2")
     with running as processes:
         printed = [process.communicate()[0] for process in processes]
@@ -150,12 +151,12 @@ def test_the_command_line(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_command_line_streams_and_compares(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
-    words = ("hello", "the sea", "-n", "12", "-k", "2")
-    path, running = commands(tmp_path, 4, *words, "--draft", str(tmp_path / "model"), "--compare")
+    words = ("hello", "the sea", "-n", "12", "-k", "2", "-t", "0")
+    path, running = commands(tmp_path, 4, *words, "--drafter", str(tmp_path / "model"), "--compare")
     with running as processes:
         printed = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, errors(tmp_path, 4)
-    assert printed == [alone(path, *words, "--draft", str(path)), "", "", ""]
+    assert printed == [alone(path, *words, "--drafter", str(path)), "", "", ""]
     assert "tokens: identical" in (tmp_path / "stderr-0").read_text()
     assert [complaints(tmp_path, process) for process in (1, 2, 3)] == [""] * 3
 
@@ -177,7 +178,7 @@ def test_a_mistake_ends_every_process(tmp_path):
     assert [process.returncode for process in processes] == [2, 2]
     for process in (0, 1):
         error = complaints(tmp_path, process)
-        assert error == "error: --mesh model=3 is of 3 devices, got 4; pass sizes whose product that is\n"
+        assert error == "error: --mesh model=3 needs 3 devices, got 4; pass sizes whose product is 4\n"
 
 
 @pytest.mark.slow
@@ -191,5 +192,7 @@ def test_other_options_end_every_process(tmp_path, more):
             process.communicate()
     assert [process.returncode for process in processes] == [2, 2], errors(tmp_path, 2)
     for process in (0, 1):
-        expected = "every process must pass the same options and prompts, got others on process 1 than on process 0"
+        expected = (
+            "every process must pass the same options and prompts, got different ones on process 1 than on process 0"
+        )
         assert complaints(tmp_path, process).splitlines()[-1] == f"error: {expected}"

@@ -8,7 +8,8 @@ import jaxspec
 from jaxspec.checkpoints import huggingface
 from jaxspec.sharding.placement import Placement
 from jaxspec.sharding.rules import DATA_AND_TENSOR, FULLY_SHARDED, TENSOR_PARALLEL
-from tests._fixtures import folders, tiny
+from jaxspec.testing.random_models import wide_transformer
+from tests._fixtures import folders
 from tests._fixtures.meshes import make_mesh
 
 
@@ -37,7 +38,7 @@ def test_a_folder(tmp_path, family, rules):
 
 @pytest.mark.slow
 def test_what_save_wrote(tmp_path):
-    model, mesh = tiny.wide_transformer(0), make_mesh()
+    model, mesh = wide_transformer(0), make_mesh()
     jaxspec.save(model, tmp_path / "saved")
     loaded = jaxspec.load(tmp_path / "saved", mesh=mesh)
     assert_same(loaded, model)

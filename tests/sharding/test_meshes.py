@@ -12,7 +12,7 @@ import jaxspec
 from jaxspec.contrib.cascade import CascadeDrafter
 from jaxspec.contrib.union import UnionDrafter
 from jaxspec.core.tree import Tree
-from jaxspec.decoding.arguments import Arguments
+from jaxspec.decoding.options import Arguments, Options
 from jaxspec.drafters.children import WithoutReplacement as Drawn
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
 from jaxspec.drafters.hybrid import HybridDrafter
@@ -22,6 +22,9 @@ from jaxspec.drafters.suffix import SuffixDrafter, TextStore
 from jaxspec.drafters.tree import TreeDrafter
 from jaxspec.sharding.params import shard, shard_models
 from jaxspec.sharding.rules import FULLY_SHARDED, REPLICATED, TENSOR_PARALLEL, Rules
+from jaxspec.testing.collectives import collectives
+from jaxspec.testing.history_models import history_model
+from jaxspec.testing.random_models import wide_transformer
 from jaxspec.verifiers.block import BlockVerifier
 from jaxspec.verifiers.coupled import CoupledVerifier
 from jaxspec.verifiers.k_seq import KSequence
@@ -31,12 +34,10 @@ from jaxspec.verifiers.relaxed import RelaxedVerifier
 from jaxspec.verifiers.traversal import TraversalVerifier
 from jaxspec.verifiers.tree import TreeVerifier
 from jaxspec.verifiers.typical import Typical
-from tests._fixtures import tiny
-from tests._fixtures.collectives import collectives
 from tests._fixtures.meshes import LENGTHS, POLICY, PROMPT, VOCAB, generate, make_mesh, run, same
 from tests.benchmarks.workload import disturbed
 
-TARGET = tiny.wide_transformer(0, vocab=VOCAB)
+TARGET = wide_transformer(0, vocab=VOCAB)
 DRAFT = disturbed(TARGET, 0.2)
 OTHER = disturbed(DRAFT, 0.3)
 TREE = Tree((-1, -1, 0, 0, 1, 2))
@@ -73,7 +74,7 @@ def drafters(draft):
 
 NAMED = drafters(DRAFT)
 # The others draw, look up and reduce distributions in the same few ways.
-FIRST = ("plain",)
+FIRST = ("plain", "drawn tree, recursive")
 ALL = [pytest.param(name, marks=[] if name in FIRST else [pytest.mark.slow]) for name in NAMED]
 
 
@@ -127,7 +128,7 @@ def test_several_answers_of_a_prompt(count):
     """Also of one prompt, which is not split itself."""
     drafter, verifier = NAMED["model, coupled"]
     policy = jaxspec.Sampling(0.8)
-    answers = jax.jit(functools.partial(generate, n=2))
+    answers = jax.jit(functools.partial(generate, answers=2))
     alone = answers(TARGET, drafter, verifier, PROMPT[:count], LENGTHS[:count], policy)
     target, drafter = shard_models((TARGET, drafter), make_mesh())
     found = answers(target, drafter, verifier, PROMPT[:count], LENGTHS[:count], policy)
@@ -198,7 +199,7 @@ def test_the_same_tokens_by_other_rules(rules):
 @pytest.mark.slow
 def test_more_devices_than_key_value_heads():
     """Four devices for the heads, two for the queries of each."""
-    target, draft = tiny.wide_transformer(0, vocab=VOCAB, heads=4), tiny.wide_transformer(1, vocab=VOCAB, heads=4)
+    target, draft = wide_transformer(0, vocab=VOCAB, heads=4), wide_transformer(1, vocab=VOCAB, heads=4)
     mesh = jax.make_mesh((4, 2), ("heads", "queries"), axis_types=(AxisType.Auto,) * 2)
     rules = Rules.tensor_parallel(target.module.config, mesh)
     placed = [shard(model, mesh, rules) for model in (target, draft)]
@@ -210,17 +211,18 @@ def test_more_devices_than_key_value_heads():
 
 
 def test_rows_follow_the_targets_own_rules():
-    """`TENSOR_PARALLEL` does not split them, whatever the mesh is called."""
+    """`TENSOR_PARALLEL` does not split them, regardless of the axis names of the mesh."""
     target = shard(TARGET, make_mesh(), TENSOR_PARALLEL)
     options = {"prompt_length": LENGTHS, "key": jax.random.key(5), "sampling": POLICY, "max_new_tokens": 12}
-    arguments, _ = Arguments.check(target, None, PROMPT, stop_tokens=(), capacity=None, mesh=make_mesh(), **options)
+    arguments, _ = Arguments.check(target, None, PROMPT, Options(mesh=make_mesh(), **options))
     assert arguments.rows.prompt.sharding.is_fully_replicated
     assert arguments.placement == target.placement
 
 
+@pytest.mark.slow
 def test_an_adapters_model_on_a_mesh():
-    """It has no placement of its own: rows are split as usual, and results are whole all the same."""
-    target = tiny.history_model()
+    """It has no placement: rows are split as usual, and results are whole all the same."""
+    target = history_model()
     options = {"key": jax.random.key(3), "sampling": jaxspec.Sampling(1.0), "max_new_tokens": 6}
     prompt = np.array([[1, 2], [3, 0]])
     on_mesh = jaxspec.generate(target, NGramDrafter(k=2), prompt, mesh=make_mesh(), **options)
@@ -236,6 +238,20 @@ def test_under_a_mesh_that_the_caller_has_set():
     target, drafter = shard_models((TARGET, NAMED["model, block"][0]), mesh)
     with jax.set_mesh(mesh):
         same(jax.jit(generate)(target, drafter), on_one_device("model, block"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [True, False])
+def test_streamed_under_a_mesh_that_the_caller_has_set(split):
+    """With models on the mesh, and on one device, whose arguments JAX puts on the mesh."""
+    mesh, drafter = make_mesh(kind=AxisType.Explicit), NGramDrafter(k=2)
+    target = jaxspec.shard(TARGET, mesh) if split else TARGET
+    expected = jaxspec.generate(TARGET, drafter, PROMPT, prompt_length=LENGTHS, max_new_tokens=6)
+    with jax.set_mesh(mesh):
+        pieces = list(jaxspec.stream(target, drafter, PROMPT, prompt_length=LENGTHS, max_new_tokens=6))
+    for row in range(4):
+        text = np.concatenate([piece[row] for piece in pieces])
+        np.testing.assert_array_equal(text, expected.tokens[row, : expected.length[row]])
 
 
 @pytest.mark.slow
@@ -258,7 +274,7 @@ def test_streamed_and_step_by_step():
 
 @pytest.mark.slow
 def test_heads_that_do_not_divide():
-    target = tiny.wide_transformer(3, vocab=VOCAB, heads=3)
+    target = wide_transformer(3, vocab=VOCAB, heads=3)
     with pytest.warns(UserWarning, match="key-value heads"):
         placed = shard(target, make_mesh())
     drafter = NGramDrafter(k=3, min_ngram=1)

@@ -1,4 +1,4 @@
-"""Rules say how arrays are split, and what does not fit is refused or said."""
+"""Rules define how arrays are split; rules that do not fit raise an error or a warning."""
 
 import dataclasses
 import warnings
@@ -21,7 +21,8 @@ from jaxspec.sharding.rules import (
     as_tuple,
     default_rules,
 )
-from tests._fixtures import tiny
+from jaxspec.testing.history_models import history_model
+from jaxspec.testing.random_models import wide_transformer
 from tests._fixtures.meshes import make_mesh
 
 
@@ -49,8 +50,8 @@ def mesh_of(*sizes, names="abcdefg"):
     ],
 )
 def test_tensor_parallel_uses_what_divides(sizes, heads, expected, heads_over):
-    """And says where that is less than all."""
-    config, mesh = tiny.wide_transformer(0, heads=heads).module.config, mesh_of(*sizes)
+    """And a message says where it does not use all devices."""
+    config, mesh = wide_transformer(0, heads=heads).module.config, mesh_of(*sizes)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         rules = Rules.tensor_parallel(config, mesh)
@@ -61,7 +62,7 @@ def test_tensor_parallel_uses_what_divides(sizes, heads, expected, heads_over):
 
 
 def test_tensor_parallel_leaves_data_to_the_rows():
-    config = tiny.wide_transformer(0).module.config
+    config = wide_transformer(0).module.config
     rules = Rules.tensor_parallel(config, make_mesh())
     assert rules.batch == "data" and rules.kv_heads == ("model",)
     assert Rules.tensor_parallel(config, make_mesh(), ("data", "model")).batch is None
@@ -75,7 +76,7 @@ def test_the_default_rules_use_every_axis_or_say_so():
     with pytest.raises(ValueError, match="nothing would be split over the mesh axis a; name the axes data, model and"):
         default_rules(mesh_of(8))
     with pytest.raises(ValueError, match="nothing would be split over the mesh axis a"):
-        shard(tiny.wide_transformer(0), mesh_of(8))
+        shard(wide_transformer(0), mesh_of(8))
     assert default_rules(mesh_of(8, 1, names=("model", "other"))).vocab == ("model",)
 
 
@@ -98,16 +99,16 @@ def test_lists_of_axes_are_tuples():
 
 
 def test_models_on_other_devices_are_refused():
-    one = shard(tiny.wide_transformer(0), make_mesh())
-    other = shard(tiny.wide_transformer(1), make_mesh(2, 2))
-    with pytest.raises(ValueError, match="target and drafts must lie on the same devices, got 8 of .* and 4 of"):
+    one = shard(wide_transformer(0), make_mesh())
+    other = shard(wide_transformer(1), make_mesh(2, 2))
+    with pytest.raises(ValueError, match="target and drafts must be on the same devices, got 8 of .* and 4 of"):
         jaxspec.generate(one, jaxspec.ModelDrafter(other, k=2), [[1, 2]], max_new_tokens=4)
 
 
 def test_a_residual_width_that_does_not_divide_is_said():
     mesh = jax.make_mesh((3, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:6])
     with pytest.warns(UserWarning, match=r"residual width \(32\) cannot be divided evenly over 3 devices"):
-        shard(tiny.wide_transformer(0), mesh, FULLY_SHARDED)
+        shard(wide_transformer(0), mesh, FULLY_SHARDED)
 
 
 def test_axes_of_several_logical_ones_are_split_by_all_of_them():
@@ -129,7 +130,7 @@ def test_rules_within_a_mesh_name_only_its_axes():
 
 @pytest.mark.parametrize("rules", [TENSOR_PARALLEL, DATA_AND_TENSOR, FULLY_SHARDED, REPLICATED])
 def test_every_parameter_is_where_the_rules_say(rules):
-    model = tiny.wide_transformer(0)
+    model = wide_transformer(0)
     placed = shard(model, make_mesh(), rules)
     split = {}
     for path, x in jax.tree.leaves_with_path(placed.params):
@@ -156,7 +157,7 @@ def _at(tree, path):
 @pytest.mark.parametrize("options", [{}, {"gated_mlp": False, "qkv_bias": True, "output_bias": True, "mlp_bias": True}])
 def test_every_parameter_of_a_layer_is_known(options):
     """All but norms are: a parameter that is not is whole everywhere, and that would go unseen."""
-    model = tiny.wide_transformer(0, **options, ropes=(None,), tied_head=False, norm="layer")
+    model = wide_transformer(0, **options, ropes=(None,), tied_head=False, norm="layer")
     for path, x in jax.tree.leaves_with_path(model.params):
         names = tuple(key.key for key in path)
         vector = any(name.endswith("norm") for name in names) or names[-1] == "bias"
@@ -170,18 +171,18 @@ def test_a_head_s_product_over_the_target_s_states_is_split(path):
 
 def test_what_cannot_be_split_is_said():
     with pytest.warns(UserWarning, match=r"key-value heads \(3\) cannot be divided evenly over 4 devices"):
-        placed = shard(tiny.wide_transformer(0, heads=3), make_mesh())
+        placed = shard(wide_transformer(0, heads=3), make_mesh())
     assert placed.params["layer_0"]["attention"]["key_value"]["kernel"].sharding.is_fully_replicated
     assert not placed.params["layer_0"]["mlp"]["down"]["kernel"].sharding.is_fully_replicated
 
 
 def test_an_explicit_mesh_is_taken_as_automatic():
     explicit = make_mesh(kind=AxisType.Explicit)
-    assert shard(tiny.wide_transformer(0), explicit).placement.mesh == make_mesh()
+    assert shard(wide_transformer(0), explicit).placement.mesh == make_mesh()
 
 
 def test_models_inside_drafters_are_found():
-    mesh, model = make_mesh(), tiny.wide_transformer(0)
+    mesh, model = make_mesh(), wide_transformer(0)
     own = shard(model, mesh, REPLICATED)
     drafter = jaxspec.contrib.UnionDrafter((jaxspec.ModelDrafter(model, k=2), jaxspec.ModelDrafter(own, k=2)))
     first, second = (drafter.model for drafter in shard_models(drafter, mesh).drafters)
@@ -190,7 +191,7 @@ def test_models_inside_drafters_are_found():
 
 
 def test_what_does_not_fit_is_refused():
-    mesh, model = make_mesh(), tiny.wide_transformer(0)
+    mesh, model = make_mesh(), wide_transformer(0)
     with pytest.raises(ValueError, match="split over the mesh axes heads, got a mesh with axes data, model"):
         shard(model, mesh, Rules(kv_heads="heads"))
     with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh, got tuple"):
@@ -198,9 +199,9 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(TypeError, match="rules must be"):
         shard(model, mesh, "model")
     with pytest.raises(TypeError, match="shard takes a LanguageModel, got HistoryModel"):
-        shard(tiny.history_model(0), mesh)
+        shard(history_model(0), mesh)
     other = make_mesh(4, 2)
-    with pytest.raises(ValueError, match="mesh must be the one that the models lie on"):
+    with pytest.raises(ValueError, match="mesh must be the one that the models are on"):
         jaxspec.generate(shard(model, mesh), None, jnp.ones((1, 2), jnp.int32), max_new_tokens=2, mesh=other)
     with pytest.raises(ValueError, match="pass mesh="):
         jaxspec.load("smollm2-135m-instruct", rules=TENSOR_PARALLEL)

@@ -56,7 +56,7 @@ def test_greedy_speculation_writes_what_plain_decoding_writes(name, target, prom
     drafter = drafter_of(name, target)
     other = jaxspec.generate(target, drafter, tokens, prompt_length=lengths, max_new_tokens=NEW_TOKENS)
     found = divergences(plain, other, tokens, lengths, lambda text, row: next_logits(target, text))
-    length = other.stats.mean_acceptance_length()
+    length = other.stats.mean_acceptance_length
     record_property(
         f"{name}: {ROWS} prompts x {NEW_TOKENS} greedy tokens on {jax.devices()[0].device_kind}",
         f"{length:.2f} tokens a round, {len(found)} near-ties, largest margin "
@@ -80,7 +80,7 @@ def test_coupled_speculation_writes_what_plain_sampling_writes(target, prompts, 
 
     found = divergences(plain, other, tokens, lengths, score)
     record_property(f"coupled: {ROWS} prompts x 48 tokens", f"{len(found)} near-ties")
-    assert other.stats.mean_acceptance_length() > 1
+    assert other.stats.mean_acceptance_length > 1
     assert all(one.margin < MARGIN for one in found)
 
 

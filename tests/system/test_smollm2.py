@@ -57,7 +57,7 @@ def test_greedy_speculation_writes_what_plain_decoding_writes(promised, drafters
             other = jaxspec.generate(target, drafter, tokens, **options)
             score = lambda text, row: next_logits(target, text)
             found[name] += divergences(plain, other, tokens, lengths, score)
-            rounds[name].append(other.stats.mean_acceptance_length())
+            rounds[name].append(other.stats.mean_acceptance_length)
     for name, places in found.items():
         record_property(
             f"{name}: {len(PROMPTS)} prompts x {NEW_TOKENS} greedy tokens",
@@ -138,7 +138,7 @@ def test_trees_write_what_plain_decoding_writes(promised, drafters, record_prope
             found = divergences(plain, other, tokens, lengths, score)
             record_property(
                 f"{name}, {tree} tree of 8",
-                f"{other.stats.mean_acceptance_length():.2f} tokens a round, {len(found)} near-ties",
+                f"{other.stats.mean_acceptance_length:.2f} tokens a round, {len(found)} near-ties",
             )
             check(found, promise)
 
@@ -174,8 +174,8 @@ def test_a_draft_equal_to_the_target_is_always_accepted(smollm2):
         key=jax.random.key(1),
         **options,
     )
-    assert greedy.stats.acceptance_rate() == 1.0
-    assert coupled.stats.acceptance_rate() == 1.0
+    assert greedy.stats.acceptance_rate == 1.0
+    assert coupled.stats.acceptance_rate == 1.0
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ def model():
 
 @pytest.mark.slow
 def test_all_tensors_are_those_of_gguf_to_the_bit():
-    """Of every tensor in blocks, read from the tiles, beside what the package `gguf` makes of the file."""
+    """Compares every tensor in blocks, read from the tiles, with the values that the package `gguf` reads."""
     import gguf
 
     path, kinds = locate(DEFAULT_MODEL), set()
@@ -59,5 +59,5 @@ def test_speculation_writes_what_plain_decoding_writes(model, sampled):
         for k in (1, 4, 8):
             drafter = jaxspec.NGramDrafter(k=k, min_ngram=1)
             other = jaxspec.generate(model, drafter, tokens, verifier=verifier, **options)
-            assert other.stats.mean_acceptance_length() > 1
+            assert other.stats.mean_acceptance_length > 1
             np.testing.assert_array_equal(other.tokens, plain.tokens)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import jaxspec
-from tests._fixtures import text_models, tiny
+from tests._fixtures import text_models
 
-TOKENIZER = text_models.byte_level()
-TARGET = dataclasses.replace(tiny.transformer(3, vocab=TOKENIZER.vocab_size), tokenizer=TOKENIZER)
+TARGET = text_models.history_models()[0]
+TOKENIZER = TARGET.tokenizer
 WARM = {"max_new_tokens": 10, "temperature": 1.0, "top_p": None, "seed": 5, "stop_tokens": ()}
 
 
@@ -20,10 +20,11 @@ def decoder():
     return jaxspec.SpeculativeDecoder(TARGET, "ngram", k=3)
 
 
+@pytest.mark.slow
 def test_answers_are_a_list_those_of_one_prompt_together(decoder):
-    single = decoder.generate("hello", n=3, **WARM)
+    single = decoder.generate("hello", answers=3, **WARM)
     assert len({one.text for one in single}) > 1 and len({one.prompt_tokens for one in single}) == 1
-    both = decoder.generate(["hello", "abc"], n=3, **WARM)
+    both = decoder.generate(["hello", "abc"], answers=3, **WARM)
     assert len(both) == 6 and [one.text for one in both[:3]] == [one.text for one in single]
     lengths = [one.prompt_tokens for one in both]
     assert lengths == [lengths[0]] * 3 + [lengths[5]] * 3 and lengths[0] != lengths[5]
@@ -31,24 +32,24 @@ def test_answers_are_a_list_those_of_one_prompt_together(decoder):
 
 @pytest.mark.slow
 def test_one_answer_that_was_asked_for_is_a_list_too(decoder):
-    assert isinstance(decoder.generate("hello", n=1, **WARM), list)
+    assert isinstance(decoder.generate("hello", answers=1, **WARM), list)
 
 
 @pytest.mark.slow
 def test_a_stream_of_answers_says_which(decoder):
-    stream = decoder.stream("hello", n=2, stop="e", **WARM)
+    stream = decoder.stream("hello", answers=2, stop="e", **WARM)
     texts = ["", ""]
     for row, piece in stream:
         texts[row] += piece
     assert texts == [one.text for one in stream.result]
-    assert texts == [one.text for one in decoder.generate("hello", n=2, stop="e", **WARM)]
+    assert texts == [one.text for one in decoder.generate("hello", answers=2, stop="e", **WARM)]
 
 
 @pytest.mark.slow
 def test_answers_of_a_chat(decoder):
     turns = [{"role": "user", "content": "hello"}]
-    found = decoder.chat(turns, n=2, **WARM)
-    assert len(found) == 2 == len([*{row for row, _ in decoder.stream_chat(turns, n=2, **WARM)}])
+    found = decoder.chat(turns, answers=2, **WARM)
+    assert len(found) == 2 == len([*{row for row, _ in decoder.stream_chat(turns, answers=2, **WARM)}])
 
 
 @pytest.mark.slow
@@ -84,11 +85,12 @@ def _streamed(decoder, **options):
     return stream.result
 
 
+@pytest.mark.slow
 def test_a_row_that_fails_leaves_the_others_whole(decoder):
     """A bias of one prompt leaves no token."""
     barred = _Barred(jnp.asarray([False, True, False]))
     cold = WARM | {"temperature": 0, "seed": None}
-    with pytest.warns(UserWarning, match=r"row 1 stopped with NO_TOKEN_LEFT.*the others are whole"):
+    with pytest.warns(UserWarning, match=r"row 1 stopped with NO_TOKEN_LEFT.*the others are complete"):
         found = decoder.generate(["hello", "abc", "hello"], processors=[barred], **cold)
     assert [one.stop_reason for one in found] == ["max new tokens", "error", "max new tokens"]
     assert found[0].error is None and "NO_TOKEN_LEFT" in found[1].error and found[1].token_ids == ()
@@ -111,7 +113,7 @@ class _Barred(jaxspec.core.Processor):
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"n": 0}, ValueError, "n of at least 1, got 0"),
+        ({"answers": 0}, ValueError, "answers of at least 1, got 0"),
         ({"prediction": ["a", "b"]}, ValueError, "prediction must be a text, or one for each of 1 prompts, got ['a',"),
         ({"prediction": 7}, ValueError, "prediction must be a text, or one for each of 1 prompts, got 7"),
         ({"prediction": [7]}, TypeError, "prediction must be a string, got int; pass a text"),

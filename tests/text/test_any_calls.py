@@ -1,11 +1,10 @@
-"""Whatever is passed: an error that names the argument, or a value that its documentation allows."""
+"""Any value that is passed is documented as allowed, or raises an error that names the argument."""
 
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import jaxspec
 from tests._fixtures import bad_calls
@@ -46,7 +45,7 @@ def _each(value, allowed):
     return all(map(allowed, value if isinstance(value, list) and len(value) == 1 else [value]))
 
 
-# What the documentation allows, beside one prompt of a few tokens and a context of 512.
+# The values that the documentation allows, given one prompt of a few tokens and a context of 512.
 ALLOWED = {
     "max_new_tokens": lambda x: (
         x is None or all(_integer(n) and 0 <= n < 512 for n in (x if isinstance(x, list) else [x]))
@@ -70,7 +69,7 @@ ALLOWED = {
     "processors": lambda x: x == [],
     "regex": lambda x: x is None or isinstance(x, str),
     "choices": lambda x: x is None,
-    "n": lambda x: x is None or (_integer(x) and 1 <= x < 10**6),
+    "answers": lambda x: x is None or (_integer(x) and 1 <= x < 10**6),
     "max_drafts": lambda x: x is None or _each(x, lambda n: _integer(n) and n >= 0),
     "prediction": lambda x: x is None or isinstance(x, str),
     "alternatives": lambda x: _integer(x) and 0 <= x <= bad_calls.VOCAB,
@@ -95,6 +94,7 @@ def test_an_option_of_a_text_is_allowed_or_named(argument, value):
     assert not fault or (fault.startswith("silent") and ALLOWED[argument](value)), fault
 
 
+@pytest.mark.slow
 @settings(max_examples=200, derandomize=True, deadline=None, database=None)
 @given(argument=st.sampled_from(["k", "max_ngram", "min_ngram"]), value=JUNK)
 def test_a_drafter_s_number_is_allowed_or_named(argument, value):

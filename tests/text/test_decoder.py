@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import pytest
 
 import jaxspec
-from jaxspec.decoding.flattened import jit_of
+from jaxspec.decoding.rounds import jit_of
 from jaxspec.text.decoder import SpeculativeDecoder
 from tests._fixtures import text_models, tiny
 
-TOKENIZER = text_models.byte_level()
+TOKENIZER = text_models.history_models()[0].tokenizer
 PROMPT = "hello"
 SHORT = {"max_new_tokens": 16, "temperature": 0}
 SAMPLED = {"max_new_tokens": 16, "temperature": 1.5, "top_p": None, "stop_tokens": ()}
@@ -20,8 +20,7 @@ SAMPLED = {"max_new_tokens": 16, "temperature": 1.5, "top_p": None, "stop_tokens
 
 @pytest.fixture(scope="module")
 def model():
-    target = tiny.transformer(3, vocab=TOKENIZER.vocab_size)
-    return dataclasses.replace(target, tokenizer=TOKENIZER)
+    return text_models.history_models()[0]
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +103,27 @@ def test_a_stream_is_closed_from_another_thread_while_it_decodes(decoder, monkey
 
         return closed_meanwhile
 
-    monkeypatch.setattr("jaxspec.text.stream.jit_of", closing)
+    monkeypatch.setattr("jaxspec.decoding.rounds.jit_of", closing)
     assert list(stream) == [] and stream._pieces.gi_frame is None
     with pytest.raises(RuntimeError, match="the stream was closed before its end"):
         stream.result  # noqa: B018
 
 
+@pytest.mark.slow
+def test_the_first_space_of_a_completion_is_part_of_it():
+    """A prompt and its continuation are the decoding of all tokens; choices tell " a" from "a"."""
+    tokenizer = text_models.sentencepiece()
+    prompt, said = tokenizer.encode("a b"), [tokenizer._backend.token_to_id(one) for one in ("▁a", "▁b")]
+    target = text_models.recite_ids([*prompt, *said, *tokenizer.eos_token_ids])
+    decoder = SpeculativeDecoder(target, "ngram", k=2, tokenizer=tokenizer)
+    pieces, result = _drain(decoder.stream("a b", **SHORT))
+    assert "".join(pieces) == result.text == decoder.generate("a b", **SHORT).text == " a b"
+    assert "a b" + result.text == tokenizer.decode(prompt + said)
+    for choices in ([" a", "a"], ["a"]):
+        assert decoder.generate("a b", **SHORT, choices=choices).text == choices[0]
+
+
+@pytest.mark.slow
 def test_whole_characters_are_streamed():
     text = "x😀é 中文."
     pieces, result = _drain(_reciting(text, k=0).stream(PROMPT, **SHORT))
@@ -117,6 +131,7 @@ def test_whole_characters_are_streamed():
     assert not any("\ufffd" in piece for piece in pieces)
 
 
+@pytest.mark.slow
 def test_a_stop_token_ends_the_text_and_is_no_part_of_it():
     result = _reciting("the sea").generate(PROMPT, **SHORT)
     assert (result.text, result.stop_reason) == ("the sea", "stop token")
@@ -127,6 +142,7 @@ def test_a_stop_token_ends_the_text_and_is_no_part_of_it():
     assert (result.text, result.token_ids[-1]) == ("the", ordinary)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop", "expected", "reason"),
     [
@@ -205,7 +221,7 @@ def test_a_seed_repeats_a_text(decoder):
 def test_coupled_decoding_gives_plain_text(model, decoder):
     options = SAMPLED | {"temperature": 0.8, "seed": 7}
     coupled = jaxspec.CoupledVerifier()
-    plain = SpeculativeDecoder(model, verifier=coupled).generate(PROMPT, **options)
+    plain = SpeculativeDecoder(model, None, verifier=coupled).generate(PROMPT, **options)
     assert SpeculativeDecoder(model, "ngram", verifier=coupled).generate(PROMPT, **options).text == plain.text
     assert plain.stats.drafted[0] == 0 and plain.mean_acceptance_length == 1
 
@@ -251,7 +267,8 @@ def test_an_unfinished_stream_has_no_result(decoder):
 
 
 def test_drafts_by_name(model):
-    assert SpeculativeDecoder(model).drafter.max_drafts == 0
+    assert SpeculativeDecoder(model, None).drafter.max_drafts == 0
+    assert isinstance(SpeculativeDecoder(model).drafter, jaxspec.NGramDrafter)  # "auto"
     assert SpeculativeDecoder(model, "none", k=0).drafter.max_drafts == 0
     assert SpeculativeDecoder(model, "ngram", k="fixed").drafter == jaxspec.NGramDrafter(k=4)
     assert SpeculativeDecoder(model, model, k=2).drafter == jaxspec.ModelDrafter(model, k=2)
@@ -262,13 +279,13 @@ def test_drafts_by_name(model):
 def test_an_empty_prompt_is_refused(model):
     with pytest.raises(ValueError, match="the prompt is empty"):
         SpeculativeDecoder(model).generate("", **SHORT)
-    with pytest.raises(ValueError, match="prompt 1 is empty"):
+    with pytest.raises(ValueError, match=r"prompts\[1\] is empty"):
         SpeculativeDecoder(model).generate(["a", ""], **SHORT)
 
 
 @pytest.mark.slow
 def test_logits_that_are_not_finite_raise(model):
-    broken = dataclasses.replace(model, params=jax.tree.map(lambda x: x * jnp.nan, model.params))
+    broken = jax.tree.map(lambda x: x * jnp.nan, model)
     for stop in ((), "x"):
         with pytest.raises(FloatingPointError, match="NOT_FINITE_LOGITS"):
             SpeculativeDecoder(broken).generate(PROMPT, **SHORT, stop=stop)
@@ -280,14 +297,14 @@ class _Lossy(jaxspec.TokenVerifier):
 
 
 @pytest.mark.parametrize(
-    ("draft", "options", "error", "match"),
+    ("drafter", "options", "error", "match"),
     [
         ("ngram", {"k": -1}, ValueError, "k must be at least 0, got -1"),
         ("ngram", {"k": 2.5}, TypeError, "k must be a static integer"),
         ("none", {"k": 4}, ValueError, "nothing to draft with"),
         (jaxspec.NGramDrafter(k=3), {"k": 4}, ValueError, "made with k=3"),
         ("no-such-model", {}, ValueError, "unknown drafter 'no-such-model'"),
-        (3, {}, TypeError, "draft must be a drafter, a model, a head or the name of one, got int"),
+        (3, {}, TypeError, "drafter must be a drafter, a model, a head or the name of one, got int"),
         (jaxspec.NGramDrafter, {}, TypeError, "got the class NGramDrafter itself"),
         (tiny.transformer(vocab=7), {}, ValueError, "draft of 7 tokens for a target of 310"),
         ("ngram", {"verifier": "coupled"}, TypeError, "verifier must be a jaxspec Verifier, got str"),
@@ -301,13 +318,13 @@ class _Lossy(jaxspec.TokenVerifier):
             "tokenizer must be a jaxspec.Tokenizer or None, got str; pass jaxspec",
         ),
         ("ngram", {"k": 10**6}, ValueError, "k must be at most 1024, got 1000000"),
-        ("", {}, ValueError, "a draft's name is empty, .*; pass 'ngram'"),
-        ("ngram+", {}, ValueError, r"a draft's name is empty, or what follows its '\+'"),
+        ("", {}, ValueError, "a drafter's name, or its part .* is empty; pass 'ngram'"),
+        ("ngram+", {}, ValueError, r"a drafter's name, or its part after '\+', is empty"),
     ],
 )
-def test_arguments_that_do_not_fit(model, draft, options, error, match):
+def test_arguments_that_do_not_fit(model, drafter, options, error, match):
     with pytest.raises(error, match=match):
-        SpeculativeDecoder(model, draft, **options)
+        SpeculativeDecoder(model, drafter, **options)
 
 
 def test_a_tokenizer_is_needed(model):
@@ -323,10 +340,10 @@ def test_a_tokenizer_is_needed(model):
         ([], {}, ValueError, "there is no prompt"),
         (5, {}, TypeError, "prompts must be a string or a list of them, got int"),
         (None, {}, TypeError, "prompts must be a string or a list of them, got NoneType"),
-        (["a", 3], {}, TypeError, "prompt 1 must be a string, got int"),
+        (["a", 3], {}, TypeError, r"prompts\[1\] must be a string, got int"),
         ("a\ud800", {}, ValueError, r"the prompt has a lone surrogate, '\\ud800' at character 1, .*; pass text.encode"),
-        (["a", "\udfff"], {}, ValueError, "prompt 1 has a lone surrogate"),
-        ("a", {"max_tokens": 3}, TypeError, "unknown option max_tokens; expected some of max_new_tokens"),
+        (["a", "\udfff"], {}, ValueError, r"prompts\[1\] has a lone surrogate"),
+        ("a", {"max_tokens": 3}, TypeError, "unexpected keyword argument .max_tokens.; pass max_new_tokens=..."),
         ("a", {"max_new_tokens": -1}, ValueError, "max_new_tokens must be at least 0"),
         ("a", {"temperature": -0.5}, ValueError, "temperature must be >= 0"),
         ("a", {"temperature": float("nan")}, ValueError, "temperature must be >= 0"),
@@ -343,10 +360,11 @@ def test_a_tokenizer_is_needed(model):
         ("a", {"stop": ["\ud800"]}, ValueError, "stop has a lone surrogate"),
         ("a", {"stop_tokens": "."}, ValueError, "stop_tokens must be integers, got .*; text goes in stop"),
         ("a", {"stop_tokens": [[1]]}, ValueError, "stop_tokens must be ids for all prompts"),
-        ("a", {"stop": text_models.END}, ValueError, r"is a special token.*pass stop_tokens=\[0\]"),
+        ("a", {"stop": text_models.END}, ValueError, r"has a special token.*pass stop_tokens=\[0\]"),
+        ("a", {"stop": "x" + text_models.END}, ValueError, r"has a special token.*pass stop_tokens=\[0\]"),
         ("a", {"stop_tokens": [999]}, ValueError, "stop_tokens must be in"),
         ("hello" * 600, {}, ValueError, "^prompt and new tokens are .* target model's context is 512"),
-        (["hello", "hello" * 600], {}, ValueError, "^prompt 1: prompt and new tokens are"),
+        (["hello", "hello" * 600], {}, ValueError, r"^prompts\[1\]: prompt and new tokens are"),
     ],
 )
 def test_requests_that_do_not_fit(decoder, prompts, options, error, match):
@@ -356,6 +374,12 @@ def test_requests_that_do_not_fit(decoder, prompts, options, error, match):
 
 def _asked(decoder, prompts=PROMPT, **options):
     return decoder._continue(prompts, jaxspec.TextOptions(**(SHORT | options)))
+
+
+def test_a_space_is_a_stop_string():
+    """SentencePiece decodes it to nothing at the start of a text."""
+    decoder = SpeculativeDecoder(text_models.recite_ids([0]), tokenizer=text_models.sentencepiece())
+    assert _asked(decoder, stop=[" ", "\n"]).stop == (" ", "\n")
 
 
 def test_no_stop_and_a_single_stop_token(decoder):
@@ -368,7 +392,8 @@ def test_no_budget_is_up_to_the_context(decoder):
     asked = _asked(decoder, [PROMPT, PROMPT + " world"], max_new_tokens=None)
     rows = asked.arguments.rows
     assert (rows.max_new_tokens + rows.prompt_length).tolist() == [512, 512]
-    assert asked.arguments.max_new >= 512 - len(asked.prompts[0])
+    room = asked.arguments.room
+    assert room.tokens >= 512 and room.new >= 512 - len(asked.prompts[0])
 
 
 @pytest.mark.parametrize(
@@ -385,6 +410,7 @@ def test_no_budget_is_up_to_the_context(decoder):
         ([{"role": "user", "content": None}], "the content of a message must be a string, got NoneType"),
         ([{"role": 5, "content": "hello"}], "the role of a message must be a string, got int"),
         ([{"role": "user", "content": "\ud800"}], "the content of a message has a lone surrogate"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "models here read text only"),
     ],
 )
 def test_messages_that_are_none(decoder, messages, match):

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from jaxspec.text.detokenizer import Detokenizer, StopStrings
+from jaxspec.text.detokenizer import Detokenizer, StopStrings, decode_after, token_text
+from jaxspec.text.result import RowText
 from tests._fixtures import text_models
 
 TOKENIZERS = {"byte_level": text_models.byte_level(), "sentencepiece": text_models.sentencepiece()}
@@ -68,6 +69,36 @@ def test_sentencepiece_drops_the_first_space_alone():
         assert "".join(detokenizer.push([i]) for i in tokenizer.encode(text)) + detokenizer.flush() == shown
 
 
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_prompt_and_its_continuation_are_the_decoding_of_all_tokens(kind):
+    """The spaces within a text stay; only the first of all is dropped, after a prompt of special tokens alone too."""
+    tokenizer = TOKENIZERS[kind]
+    for prompt in ("a b", "a ", " ", "", "</s>", "<s></s>a"):
+        before = tokenizer.encode(prompt)
+        for text in ("a b", " a", "  a", "é.", " "):
+            ids = tokenizer.encode(text)
+            whole = tokenizer.decode(before + ids)
+            assert tokenizer.decode(before) + decode_after(tokenizer, before, ids) == whole
+            detokenizer = Detokenizer(tokenizer, before)
+            pieces = [detokenizer.push([index]) for index in ids]
+            assert "".join(pieces) + detokenizer.flush() == decode_after(tokenizer, before, ids)
+
+
+def test_the_text_of_one_token_has_its_space():
+    tokenizer = TOKENIZERS["sentencepiece"]
+    texts = [token_text(tokenizer, tokenizer._backend.token_to_id(one)) for one in ("▁a", "a", "<0x0A>", "</s>", "é")]
+    assert texts == [" a", "a", "\n", "</s>", "é"]
+
+
+@pytest.mark.parametrize(("stop", "text", "count"), [((), " a b", 3), ((" b",), " a", 1), ((" a",), "", 0)])
+def test_the_first_space_of_a_completion_is_part_of_it(stop, text, count):
+    tokenizer = TOKENIZERS["sentencepiece"]
+    row = RowText(tokenizer, tokenizer.encode("a b"), stop, tokenizer.eos_token_ids)
+    ids = [tokenizer._backend.token_to_id(one) for one in ("▁a", "▁b", "</s>")]
+    assert row.push(ids, [False] * 3, last=True) == row.text == text
+    assert row.count() == count
+
+
 def _show(stops, pieces):
     cutter = StopStrings(stops)
     shown = []
@@ -99,7 +130,7 @@ def test_stop_strings(stops, pieces, shown, stopped):
 
 
 def _by_characters(stops, text):
-    """The same by definition: the text ends where, read letter by letter, it ends with a stop string."""
+    """Applies the definition: the text ends where, read letter by letter, it ends with a stop string."""
     for end in range(1, len(text) + 1):
         if ending := [stop for stop in stops if text[:end].endswith(stop)]:
             return text[: end - max(map(len, ending))], True

@@ -72,7 +72,7 @@ def write_program(path: pathlib.Path, text: str) -> None:
 
 @dataclasses.dataclass
 class Cloud:
-    """What the stand-in answers and has been asked, in a folder that the scripts run in."""
+    """Answers and recorded calls of the stand-in, in a folder that the scripts run in."""
 
     folder: pathlib.Path
     path: str

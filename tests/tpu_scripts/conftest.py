@@ -1,4 +1,4 @@
-"""What the tests of the scripts run in."""
+"""The environment of the tests of the scripts."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ def checkout(cloud, tmp_path, monkeypatch):
         pytest.skip("setup.sh archives a commit, and git is not installed")
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
-    # Nobody's hooks and signatures.
+    # No user's hooks or signatures.
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     folder = tmp_path / "checkout"
     shutil.copytree(SCRIPTS, folder / "tpu_scripts", ignore=shutil.ignore_patterns("__pycache__"))

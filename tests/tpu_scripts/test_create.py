@@ -1,4 +1,4 @@
-"""create.sh: machines, queued requests, and what goes wrong with them."""
+"""create.sh: machines, queued requests, and their failures."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""delete.sh: what stays is an error."""
+"""delete.sh: anything that remains is an error."""
 
 import pytest
 
@@ -70,6 +70,7 @@ def test_delete_asks(cloud, typed, deleted):
     assert deleted or ("nothing was deleted" in result.stderr and DELETE in result.stderr)
 
 
+@pytest.mark.slow
 def test_what_stays_is_an_error(cloud):
     deleting = [("jax-1,DELETING\n", "jax-1-0,jax-1,DELETING,1\n")] * 21
     cloud.answer({**lists(("jax-1,ACTIVE\n", ""), *deleting), "queued-resources delete": [[0, ""]]})

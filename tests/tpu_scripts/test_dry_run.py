@@ -55,7 +55,7 @@ def test_a_dry_run_shows_what_is_called(cloud, checkout):
         result = cloud.run(script, *arguments)
         assert result.returncode == 0, result.stderr
         assert shown(result) == cloud.calls
-        # What is known only then has a name in capitals.
+        # Values known only in a real run have names in capitals.
         places = [("WORKERS", "2"), ("worker-W", "worker-0"), ("--worker=W", "--worker=0")]
         for known in places:
             dry.stdout = dry.stdout.replace(*known)

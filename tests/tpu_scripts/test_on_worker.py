@@ -37,7 +37,7 @@ def test_check_wants_a_tpu(on_worker, monkeypatch):
 
 
 def test_several_workers_join(on_worker, monkeypatch):
-    """JAX finds the others by itself; here there are none."""
+    """JAX finds the others automatically; here there are none."""
     joined = []
     monkeypatch.setattr(on_worker, "join_processes", lambda: joined.append(True))
     with pytest.raises(SystemExit, match="error: got processes 1, expected 2"):
@@ -78,12 +78,13 @@ class Decoder:
     def generate(self, prompt, **options):
         from jaxspec.text import request as text_request
 
-        text_request.TextOptions.parse(options)
+        text_request.TextOptions.of(options)
         self.calls.append((prompt, options))
         with jax.profiler.TraceAnnotation(f"decoding-{len(self.calls)}"):
             return self
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 0.5, "seed": 3}])
 def test_profile(on_worker, capsys, monkeypatch, tmp_path, sampled):
     """The first call compiles; only the second is in the profile."""
@@ -91,7 +92,7 @@ def test_profile(on_worker, capsys, monkeypatch, tmp_path, sampled):
     monkeypatch.setattr("jaxspec.load", lambda name, *, mesh: (name, mesh.shape))
     monkeypatch.setattr(Decoder, "made", [])
     words = [word for name, value in sampled.items() for word in (f"--{name}", str(value))]
-    on_worker.main(["1", "profile", "the sea", "--model", "large", "--draft", "small", "-k", "2", *words])
+    on_worker.main(["1", "profile", "the sea", "--model", "large", "--drafter", "small", "-k", "2", *words])
     (decoder,) = Decoder.made
     over_all = {"model": jax.device_count()}
     assert decoder.models == (("large", over_all), ("small", over_all), 2)
@@ -114,6 +115,7 @@ def test_the_syntax(name):
     assert result.returncode == 0 and result.stderr == ""
 
 
+@pytest.mark.slow
 def test_shellcheck():
     beside = pathlib.Path(sys.executable).with_name("shellcheck")
     shellcheck = str(beside) if beside.exists() else shutil.which("shellcheck")

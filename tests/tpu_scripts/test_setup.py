@@ -1,4 +1,4 @@
-"""setup.sh, in a checkout of its own."""
+"""setup.sh, in a separate checkout."""
 
 import pathlib
 import shutil

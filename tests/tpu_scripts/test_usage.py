@@ -71,7 +71,7 @@ def test_wrong_usage(cloud, script, arguments, got):
     result = cloud.run(script, *arguments)
     assert result.returncode == 2 and cloud.calls == []
     assert re.match(r"error: got .*, expected .*; pass .*\n", result.stderr, re.DOTALL), result.stderr
-    # What comes before "expected" is what was wrong.
+    # The text before "expected" names the wrong value.
     assert got in result.stderr.split(", expected")[0]
     assert result.stdout == "" and "delete" not in result.stderr.split("pass ")[1]
 

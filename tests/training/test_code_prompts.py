@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="wheels leave the re
 MODULE = '''
 class Queue:
     def put(self, item, front=False):
-        """Puts an item behind the others, or in front of them.
+        """Puts an item after the others, or in front of them.
 
         More of it.
         """
@@ -52,7 +52,7 @@ def test_functions_are_found_without_their_docstrings(recipe):
     functions = recipe("functions")
     put = next(piece for piece in functions.python(MODULE, "queues.py") if piece.name == "put")
     assert (put.kind, put.language, put.signature) == ("function", "python", "put(item, front)")
-    assert put.summary == "Puts an item behind the others, or in front of them."
+    assert put.summary == "Puts an item after the others, or in front of them."
     assert put.code.startswith("def put(self, item, front=False):\n    if front:") and '"""' not in put.code
     assert {piece.name for piece in functions.python(MODULE, "queues.py")} == {"Queue", "put"}  # `size` is too short
     assert not list(functions.python(MODULE, "tests/queues.py")) and not list(functions.python("def (", "broken.py"))

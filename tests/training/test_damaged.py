@@ -1,4 +1,4 @@
-"""What a run and a training set leave on disk, damaged: it is named, made again, or the one before is taken."""
+"""Damaged files of runs and training sets: each is named, made again, or replaced by the previous one."""
 
 import dataclasses
 import errno
@@ -11,11 +11,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from jaxspec.core.files import FileFormatError
+from jaxspec.io.files import FileFormatError
+from jaxspec.io.manifest import sha256
 from jaxspec.training import features as states
 from jaxspec.training.checkpoints import Checkpoints, check_same_run
 from jaxspec.training.dataset import Dataset
-from jaxspec.training.files import MANIFEST, Sequences, sha256, write_manifest
+from jaxspec.training.files import MANIFEST, Sequences, write_manifest
 from jaxspec.training.report import Curve
 from jaxspec.training.state import TrainingOptions, TrainState
 from tests._fixtures import disk_faults
@@ -56,34 +57,34 @@ class TestCheckpoints:
 
     @pytest.mark.parametrize("what", disk_faults.DAMAGES)
     @pytest.mark.parametrize("file", ["manifest", "arrays", *(pytest.param(x, marks=pytest.mark.slow) for x in REST)])
-    def test_the_one_before_is_taken(self, folder, file, what, capsys):
+    def test_the_one_before_is_taken(self, folder, file, what, messages):
         path = self.FILES[file](folder / "2")
         disk_faults.DAMAGES[what](path)
         state, counts = Checkpoints(folder, 2).restore(_state(0))
         assert (int(state.step), counts) == (1, {"tokens": 1})
         np.testing.assert_array_equal(state.params["table"], np.ones((4, 3)))
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("jaxspec: checkpoint 2 is not whole") and str(path) in line
+        (line,) = messages()
+        assert line.startswith("checkpoint 2 is not intact") and str(path) in line
 
-    def test_a_whole_one_is_taken_without_a_word(self, folder, capsys):
+    def test_a_whole_one_is_taken_without_a_word(self, folder, messages):
         assert int(Checkpoints(folder, 2).restore(_state(0))[0].step) == 2
-        assert capsys.readouterr().err == ""
+        assert not messages()
 
-    def test_where_none_is_whole(self, folder, capsys):
+    def test_where_none_is_whole(self, folder, messages):
         for step in ("1", "2"):
             disk_faults.flip(self.FILES["arrays"](folder / step), 7)
         with pytest.raises(
-            FileFormatError, match="checkpoints: none of its checkpoints is whole, .*; pass another --out"
+            FileFormatError, match="checkpoints: none of its checkpoints is intact, .*; pass another --out"
         ):
             Checkpoints(folder, 2).restore(_state(0))
-        assert len(capsys.readouterr().err.splitlines()) == 2
+        assert len(messages()) == 2
 
-    def test_those_of_an_earlier_jaxspec_are_not_called_damaged(self, folder, capsys):
+    def test_those_of_an_earlier_jaxspec_are_not_called_damaged(self, folder, messages):
         for step in ("1", "2"):
             (folder / step / "checkpoint.json").unlink()
         with pytest.raises(FileFormatError, match="or an earlier jaxspec wrote them; pass another --out$"):
             Checkpoints(folder, 2).restore(_state(0))
-        told = capsys.readouterr().err
+        told = " ".join(messages())
         assert "damaged" not in told and "no such file; pass another --out" in told
 
     def test_a_full_disk_is_named(self, tmp_path, monkeypatch):
@@ -174,7 +175,7 @@ class TestRun:
     def test_a_line_of_its_curve(self, tmp_path, line, said):
         path, whole = tmp_path / "metrics.jsonl", b'{"step": %d, "tokens": 1, "seconds": 1}\n'
         path.write_bytes(whole % 1 + line + b"\n" + whole % 3)
-        with pytest.raises(FileFormatError, match=rf"metrics\.jsonl: {said}.*; mend it, or delete the file"):
+        with pytest.raises(FileFormatError, match=rf"metrics\.jsonl: {said}.*; fix it, or delete the file"):
             Curve(tmp_path, 4)
 
     @pytest.mark.parametrize("rest", [b'{"st', b'{"step": 3, "tokens": 1, "seconds": 1', b"\0\0\0", b"\xff", b"3"])
@@ -287,21 +288,21 @@ class TestStates:
 
     @pytest.mark.parametrize("name", ["layer.bfloat16", "layer.crc32"])
     @pytest.mark.parametrize("what", ["first bit", "zeros"])
-    def test_other_bytes_are_not_read(self, tmp_path, name, what, capsys):
+    def test_other_bytes_are_not_read(self, tmp_path, name, what, messages):
         written = np.arange(1, 9, dtype=np.uint16).reshape(2, 4)
         layer = self._opened(tmp_path)
         assert layer.read(0, 1, 3) is None
         layer.write(0, 1, written)
         layer.write(1, 0, np.zeros((1, 4), np.uint16))
         np.testing.assert_array_equal(self._opened(tmp_path).read(0, 1, 3), written)
-        assert capsys.readouterr().err == ""
+        assert not messages()
         del layer
         if name == "layer.bfloat16" and what == "first bit":
             disk_faults.flip(tmp_path / name, 8)  # of the first that was written
         else:
             disk_faults.DAMAGES[what](tmp_path / name)
         assert self._opened(tmp_path).read(0, 1, 3) is None
-        told = capsys.readouterr().err
+        told = " ".join(messages())
         assert "sequence 0 is damaged" in told or (name, what) == ("layer.crc32", "zeros") and told == ""
 
     def test_no_room(self, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Training data: what the target answers, resuming to the byte, and reading it back."""
+"""Training data: the target's answers, resuming to the byte, and reading them back."""
 
 import collections
 import dataclasses
@@ -14,7 +14,7 @@ import typer.testing
 import jaxspec
 from jaxspec.checkpoints.orbax import save
 from jaxspec.cli import app as application
-from jaxspec.training import data, session
+from jaxspec.training import data, loop
 from jaxspec.training.answers import AnswerOptions, Dialogue, answer_all, conversation_keys
 from jaxspec.training.data import make_data
 from jaxspec.training.dataset import Dataset
@@ -150,6 +150,7 @@ def test_only_what_was_written_counts_as_the_targets():
     assert dialogue.written == [False, False, True, False, False, False, True]
 
 
+@pytest.mark.slow
 def test_a_stop_token_ends_the_answer_and_belongs_to_it():
     reciter = text_models.reciter(TOKENIZER, "<|user|>hello<|end|><|assistant|>", "the sea")
     (dialogue,) = answer_all(
@@ -176,6 +177,17 @@ def test_answers_that_are_given_are_used_as_they_are(target):
     assert written == answers[0] + answers[1]
 
 
+def test_calls_of_tools_are_given_to_the_template(target):
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "clock"}}]}
+    said = [{"role": "user", "content": "time?"}, call, {"role": "tool", "content": "9"}]
+    said.append({"role": "assistant", "content": "nine"})
+    conversation = Conversation(("time?", "9"), ("", "nine"), given=tuple(said))
+    (dialogue,) = answer_all(target, TOKENIZER, [(0, conversation)], OPTIONS)
+    text = "<|user|>time?<|end|><|assistant|><|end|><|tool|>9<|end|><|assistant|>nine<|end|>"
+    assert TOKENIZER.decode(dialogue.tokens, skip_special_tokens=False) == text
+
+
+@pytest.mark.slow
 def test_what_is_too_long_is_left_out_and_counted(made):
     _, manifest = made
     assert manifest["left_out"] == {
@@ -192,6 +204,7 @@ def test_what_is_too_long_is_left_out_and_counted(made):
     ]
 
 
+@pytest.mark.slow
 def test_the_manifest_says_what_was_made(made, target, prompts, exclude):
     folder, manifest = made
     assert read_manifest(folder) == manifest
@@ -212,6 +225,7 @@ def tiny_again(seed):
     return dataclasses.replace(tiny.transformer(seed, vocab=TOKENIZER.vocab_size), tokenizer=TOKENIZER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupted", ["answer_all", "write_manifest"])
 def test_an_interrupted_run_goes_on_to_the_same_bytes(
     monkeypatch, tmp_path, made, target, prompts, exclude, interrupted
@@ -236,7 +250,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     with pytest.raises(ValueError, match="not finished"):
         Dataset.open(tmp_path)
     assert len(Dataset.open(tmp_path, unfinished=True)) == sum(entry["sequences"] for entry in noted["shards"])
-    assert session.describe_folder(tmp_path)["sequences"] == len(Dataset.open(tmp_path, unfinished=True))
+    assert loop.describe_folder(tmp_path)["sequences"] == len(Dataset.open(tmp_path, unfinished=True))
     _make(target, prompts, exclude, tmp_path)
     assert len(answered) == 3 - len(noted["shards"])
     assert _files(tmp_path) == _files(whole)

@@ -13,9 +13,11 @@ from jaxspec.checkpoints.huggingface import write_model
 from jaxspec.checkpoints.load import load
 from jaxspec.checkpoints.params import abstract_model, abstract_params
 from jaxspec.sharding.params import shard
+from jaxspec.testing.history_models import history_model, history_probs
+from jaxspec.testing.random_models import wide_transformer
 from jaxspec.training import losses
 from jaxspec.training.answers import rewritten
-from jaxspec.training.batching import Batch
+from jaxspec.training.dataset import Batch
 from jaxspec.training.distill import Candidates, DistillRecipe
 from jaxspec.training.loop import train
 from jaxspec.training.state import TrainingOptions, gradients, join, split, target_features
@@ -46,7 +48,8 @@ def _log_probs(model, tokens):
     return jax.nn.log_softmax(model(tokens, model.init_cache(tokens.shape[0], 0)).logits)
 
 
-@pytest.mark.parametrize("hard", [0.0, 0.3])
+@pytest.mark.slow
+@pytest.mark.parametrize("hard", [pytest.param(0.0, marks=pytest.mark.slow), 0.3])
 def test_the_loss_is_a_mean_over_answer_tokens(target, params, batch, hard):
     recipe = dataclasses.replace(SMALL, divergence=losses.TotalVariation(), hard=hard)
     trained, constants = split(params)
@@ -91,7 +94,7 @@ def test_candidates_that_are_everything_are_the_whole_vocabulary(target, params,
 
 
 def test_the_rest_is_estimated(target, params):
-    """Whatever is drawn, exponentials of logits sum on average to those of the whole vocabulary."""
+    """For any sampled tokens, exponentials of logits sum on average to those of the whole vocabulary."""
     others = {"frequent": jnp.arange(16, dtype=jnp.int32), "rest": jnp.arange(16, VOCAB, dtype=jnp.int32)}
     states = 4 * target.head[:5]
 
@@ -114,7 +117,7 @@ def test_acceptance_rises_with_drawn_candidates(tmp_path):
     trained = train(recipe, target, Conversations(vocab=VOCAB), options, tmp_path / "run", quiet=True)
     first, last = trained.curve[0], trained.curve[-1]
     assert first["acceptance"] < 0.65 and last["acceptance"] > 0.77 and last["loss"] < first["loss"] / 2
-    # What is saved is what was trained, but for rounding to bfloat16, and an ordinary model.
+    # The saved model is the trained one, but for rounding to bfloat16, and an ordinary model.
     saved, kept = load(tmp_path / "run" / "head"), recipe.model(trained.params, target)
     assert saved.module.config == kept.module.config
     tokens = jnp.arange(VOCAB, dtype=jnp.int32).reshape(2, -1)
@@ -125,7 +128,7 @@ def test_acceptance_rises_with_drawn_candidates(tmp_path):
 @pytest.mark.slow
 def test_in_bfloat16_and_on_four_devices(batch):
     """Both are the same arithmetic; parameters stay float32 and whole."""
-    target = tiny.wide_transformer(vocab=VOCAB)
+    target = wide_transformer(vocab=VOCAB)
     recipe = dataclasses.replace(SMALL, frequent=16, drawn=4)
     params = jax.tree.map(jnp.asarray, recipe.init(jax.random.key(1), target, COUNTS))
     alone = gradients(recipe, params, target, batch, jax.random.key(0))
@@ -148,6 +151,7 @@ def test_size_beside_smollm2():
     assert 8e6 < numbers < 9e6
 
 
+@pytest.mark.slow
 def test_the_projection_keeps_what_it_can(target):
     """As wide as the target's, it loses nothing but lengths."""
     recipe = dataclasses.replace(SMALL, width=16)
@@ -158,15 +162,16 @@ def test_the_projection_keeps_what_it_can(target):
     np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_answers_written_by_the_draft():
-    draft = tiny.history_model(4, vocab=6, scale=300.0)  # so sharp that it draws what is most likely
+    draft = history_model(4, vocab=6, scale=300.0)  # so sharp that it draws what is most likely
     tokens = jnp.asarray([[1, 2, 3, 4, 5, 0, 0, 0], [2, 2, 1, 1, 1, 1, 1, 1], [3, 3, 3, 3, 0, 0, 0, 0]], jnp.int32)
     length = jnp.asarray([5, 8, 4], jnp.int32)
     answer = jnp.asarray([[0, 0, 1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0, 1, 1], [0] * 8], jnp.bool_)
 
     def continued(text, count):
         for _ in range(count):
-            text = [*text, int(np.argmax(tiny.history_probs(draft, text)))]
+            text = [*text, int(np.argmax(history_probs(draft, text)))]
         return text
 
     first, second = continued([1, 2], 3), continued([2, 2, 1], 5)

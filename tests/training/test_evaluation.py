@@ -9,6 +9,8 @@ import pytest
 
 import jaxspec
 from jaxspec.sharding.rules import FULLY_SHARDED
+from jaxspec.testing.history_models import history_model, nearby
+from jaxspec.testing.random_models import wide_transformer
 from jaxspec.training.evaluation import Prompts, evaluate, prompts_of
 from jaxspec.training.loop import train
 from jaxspec.training.state import TrainingOptions
@@ -18,13 +20,20 @@ from tests._fixtures.bigram import Bigrams, Conversations
 PROMPTS = Prompts(((1, 2, 3, 4), (5,), (4, 5)), max_new_tokens=8, batch=2)
 
 
+@pytest.mark.slow
 def test_greedy_rounds_are_those_of_each_prompt_alone():
-    target = tiny.history_model(0, vocab=6)
-    drafter = jaxspec.ModelDrafter(tiny.nearby(target, 0.7), k=2)
+    target = history_model(0, vocab=6)
+    drafter = jaxspec.ModelDrafter(nearby(target, 0.7), k=2)
     measured = evaluate(target, drafter, PROMPTS)
     # Twice each, so that the program is the one compiled above.
-    twice = [jnp.asarray([row, row], jnp.int32) for row in PROMPTS.rows]
-    stats = [jaxspec.generate(target, drafter, rows, max_new_tokens=8).stats for rows in twice]
+    alone = lambda row: jaxspec.generate(  # noqa: E731
+        target,
+        drafter,
+        jnp.asarray([(*row, *[0] * (4 - len(row)))] * 2, jnp.int32),
+        prompt_length=jnp.full(2, len(row), jnp.int32),
+        max_new_tokens=8,
+    )
+    stats = [alone(row).stats for row in PROMPTS.rows]
     rounds = sum(int(one.rounds[0]) for one in stats)
     greedy, sampled = measured["greedy"], measured["sampled"]
     assert (greedy.rounds, greedy.tokens, sampled.tokens) == (rounds, 24, 24)
@@ -47,7 +56,7 @@ def test_measured_while_training(tmp_path):
 def test_measured_in_the_dtype_and_on_the_mesh_of_the_target(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("jaxspec.training.loop.evaluate", lambda target, drafter, *_, **__: seen.append(drafter) or {})
-    target = tiny.wide_transformer(vocab=16)
+    target = wide_transformer(vocab=16)
     module = dataclasses.replace(target.module, dtype=jnp.bfloat16)
     halved = lambda path, x: x if path[-1].key == "scale" else x.astype(jnp.bfloat16)
     half = jaxspec.LanguageModel(module, jax.tree.map_with_path(halved, target.params))

@@ -20,6 +20,7 @@ from tests._fixtures.bigram import Bigrams, Conversations
 
 TOKENIZER = text_models.byte_level()
 OPTIONS = TrainingOptions(steps=6, batch_tokens=256, learning_rate=0.1, checkpoint_every=2, log_every=1)
+jitted_features = jax.jit(target_features, static_argnums=0)
 WORDS = ("the", "sea", "is", "wide", "and")
 
 
@@ -51,7 +52,7 @@ def test_they_are_the_target_s(target, data, tmp_path, monkeypatch):
 
     first = read()
     for batch, features in zip(batches, first, strict=True):
-        expected = target_features(recipe, target, jax.tree.map(jax.numpy.asarray, batch))
+        expected = jitted_features(recipe, target, jax.tree.map(jax.numpy.asarray, batch))
         for row, length in enumerate(batch.length):
             for one, other in zip((*features.hidden, features.last), (*expected.hidden, expected.last), strict=True):
                 np.testing.assert_allclose(one[row, :length], other[row, :length], rtol=2**-7, atol=1e-3)
@@ -106,6 +107,7 @@ def test_a_run_that_died_reads_what_it_would_have(target, data, tmp_path):
     np.testing.assert_array_equal(again.params["table"], whole.params["table"])
 
 
+@pytest.mark.slow
 def test_what_a_drafter_wrote_is_not_read_from_there(target, data, tmp_path):
     class Rewriting(Bigrams):
         def prepare(self, params, target, batch, key):

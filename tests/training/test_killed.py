@@ -1,6 +1,6 @@
-"""A process that is killed loses nothing that a checkpoint has not, and the next one's curve is the same to the bit.
+"""A killed process loses only the work since its last checkpoint, and the next one's curve is equal to the bit.
 
-What it leaves of checkpoints, models and downloads is whole or not there.
+Checkpoints, models and downloads that it leaves are complete or absent.
 """
 
 import json

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from jaxspec.sharding.rules import FULLY_SHARDED
+from jaxspec.testing.history_models import history_model
+from jaxspec.testing.random_models import wide_transformer
 from jaxspec.training import losses
 from jaxspec.training.loop import train
 from jaxspec.training.state import TrainingOptions
@@ -39,12 +41,14 @@ def _numbers(curve):
     return [{name: value for name, value in line.items() if name != "seconds"} for line in curve]
 
 
+@pytest.mark.slow
 def test_acceptance_rises(run):
     (trained, _), untrained = run, 1 / tiny.VOCAB
     assert trained.curve[-1]["acceptance"] > trained.curve[0]["acceptance"] > untrained
     assert trained.curve[-1]["loss"] < trained.curve[0]["loss"]
 
 
+@pytest.mark.slow
 def test_what_a_run_leaves(run):
     trained, out = run
     np.testing.assert_array_equal(np.load(out / "head" / "table.npy"), trained.params["table"])
@@ -95,12 +99,12 @@ def test_a_run_that_died_goes_on(run, target, tmp_path, died_after):
     np.testing.assert_array_equal(trained.params["table"], run[0].params["table"])
 
 
-def test_a_damaged_checkpoint_changes_nothing(run, target, tmp_path, capsys):
+def test_a_damaged_checkpoint_changes_nothing(run, target, tmp_path, messages):
     out = shutil.copytree(run[1], tmp_path / "run")
     disk_faults.flip(max((out / "checkpoints" / "12").glob("state/**/d/*"), key=lambda path: path.stat().st_size), 9)
     trained = train(Bigrams(), target, DATA, OPTIONS, out, quiet=True)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("jaxspec: checkpoint 12 is not whole")
+    (line,) = messages()
+    assert line.startswith("checkpoint 12 is not intact")
     assert _numbers(trained.curve) == _numbers(run[0].curve)
     np.testing.assert_array_equal(trained.params["table"], run[0].params["table"])
 
@@ -171,7 +175,7 @@ def test_devices_change_nothing(tmp_path):
     """Rows over four devices, the target over two; and parameters and optimizer whole, or over all eight."""
     mesh, target, data = (
         jax.make_mesh((4, 2), ("data", "model")),
-        tiny.wide_transformer(vocab=16),
+        wide_transformer(vocab=16),
         Conversations(vocab=16),
     )
     options = dataclasses.replace(OPTIONS, steps=3, checkpoint_every=2)
@@ -213,7 +217,7 @@ def test_wrong_options(wrong):
 
 def test_wrong_targets(tmp_path):
     with pytest.raises(TypeError, match="HistoryModel"):
-        train(Bigrams(), tiny.history_model(), DATA, OPTIONS, tmp_path)
+        train(Bigrams(), history_model(), DATA, OPTIONS, tmp_path)
     half = dataclasses.replace(
         tiny.transformer(), module=dataclasses.replace(tiny.transformer().module, dtype=jnp.float16)
     )

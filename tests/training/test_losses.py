@@ -1,4 +1,4 @@
-"""Divergences against plain NumPy in float64, their gradients, and where they lead."""
+"""Divergences against plain NumPy in float64, their gradients, and their minima."""
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +77,7 @@ def test_gradients_by_finite_differences(name):
     np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_finite_at_the_edges(name):
     minus = -np.inf

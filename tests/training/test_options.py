@@ -1,4 +1,4 @@
-"""What a run is told wrongly is said before it begins."""
+"""Wrong options of a run raise errors before it begins."""
 
 import dataclasses
 
@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from jaxspec.contrib.exit_head.training import EarlyExitRecipe
+from jaxspec.contrib.tandem.training import TandemRecipe
 from jaxspec.heads.dflash.training import DFlashRecipe
 from jaxspec.heads.eagle.training import EagleRecipe
 from jaxspec.heads.medusa.training import MedusaRecipe
-from jaxspec.heads.tandem.training import TandemRecipe
 from jaxspec.training.loop import train
 from jaxspec.training.state import TrainingOptions
 from tests._fixtures import tiny

@@ -1,4 +1,4 @@
-"""What the recipe of training prompts promises: fair mixing, nothing of the evaluation, sound records."""
+"""The promises of the recipe of training prompts: fair mixing, no evaluation questions, valid records."""
 
 import gzip
 import hashlib

@@ -49,23 +49,79 @@ def test_every_form_is_read(tmp_path):
     ]
 
 
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "clock", "arguments": {}}}]}
+TOOLS = [
+    {"role": "user", "content": "time?"},
+    CALL,
+    {"role": "tool", "content": "9"},
+    {"role": "tool", "content": "10"},
+]
+
+
+def test_parts_shared_conversations_and_tools_are_read(tmp_path):
+    human, gpt = {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    path = _write(
+        tmp_path / "a.jsonl",
+        {"conversations": [{"from": "system", "value": "be brief"}, human, gpt, human]},
+        {"conversations": [{"role": "user", "content": "a"}]},
+        {"messages": [{"role": "user", "content": parts}]},
+        {"messages": TOOLS},
+        {"messages": [*TOOLS, {"role": "assistant", "content": "ten"}]},
+    )
+    shared, plain, joined, tools, answered = read_prompts([path])
+    assert shared == Conversation(("a", "a"), ("b",), "be brief")
+    assert (plain, joined) == (Conversation(("a",)), Conversation(("one\ntwo",)))
+    assert (tools.turns, tools.answers) == (("time?", "9\n10"), ("",))
+    assert tools.messages([]) == TOOLS[:1] and tools.answer(0) == CALL
+    assert tools.messages([""]) == answered.messages([""]) == TOOLS
+    assert answered.messages(["", "ten"])[-1] == answered.answer(1) == {"role": "assistant", "content": "ten"}
+
+
+def test_calls_have_empty_texts_and_answers_other_names(tmp_path):
+    empty = [TOOLS[0], CALL | {"content": ""}, {"role": "tool", "content": ""}]
+    turns = [{"from": name, "value": "a"} for name in ("user", "chatgpt", "human", "bing", "user", "bard")]
+    called, shared = read_prompts([_write(tmp_path / "a.jsonl", {"messages": empty}, {"conversations": turns})])
+    assert called.turns == ("time?", "") and called.messages([""]) == empty
+    assert shared == Conversation(("a",) * 3, ("a",) * 3)
+
+
+def test_lines_of_windows_are_read(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a\\r\\n"}\r\n\r\n\xef\xbb\xbf{"prompt": "b"}\r\n')
+    assert read_prompts([path]) == [Conversation(("a\r\n",)), Conversation(("b",))]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("{", "Expecting"),
         ('["hi"]', "expected an object .* got list"),
-        ('{"text": "hi"}', "expected one of prompt, turns, messages, got .'text'"),
+        ('{"text": "hi"}', "expected one of prompt, turns, messages, conversations, got .'text'"),
         ('{"prompt": "hi", "turns": ["hi"]}', "got prompt and turns"),
         ('{"prompt": 3}', "prompt must be a string, got int"),
         ('{"prompt": " "}', "prompt is empty"),
         ('{"prompt": "hi", "category": 3}', "category must be a string"),
-        ('{"prompt": "hi", "answers": ["ho"]}', "answers stand beside turns"),
+        ('{"prompt": "hi", "answers": ["ho"]}', "answers belong to turns"),
         ('{"turns": []}', "turns must be a list of at least one string, got an empty list"),
         ('{"turns": ["hi", 3]}', r"turns\[1\] must be a string"),
         ('{"turns": ["hi", "ho"], "answers": ["x"]}', "one answer a turn, got 1 for 2"),
-        ('{"messages": [{"role": "assistant", "content": "hi"}]}', "user and assistant in turn"),
-        ('{"messages": [{"role": "system", "content": "hi"}]}', "user and assistant in turn"),
+        ('{"messages": [{"role": "assistant", "content": "hi"}]}', "messages must alternate user and assistant"),
+        ('{"messages": [{"role": "system", "content": "hi"}]}', "messages must alternate user and assistant"),
         ('{"messages": ["hi"]}', "objects with role and content"),
+        (
+            '{"messages": [{"role": "user", "content": null}]}',
+            "the content of a message must be a string, got NoneType",
+        ),
+        ('{"messages": [{"role": "user", "content": [{"type": "image"}]}]}', "models here read text only"),
+        ('{"messages": [{"role": "user", "content": [{"type": "text", "text": " "}]}]}', "content is empty"),
+        ('{"conversations": [{"from": "gpt", "value": "hi"}]}', "conversations must alternate user and assistant"),
+        ('{"conversations": [{"from": ["human"], "value": "hi"}]}', "from must be a string, got list"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": "f"}]}',
+            "tool_calls of a message must be a list of dictionaries, got 'f'",
+        ),
+        ('{"conversations": [{"from": "human"}]}', "the content of a message must be a string, got NoneType"),
         (b'{"prompt": "\xff"}', "utf-8"),
         (r'{"prompt": "ab\ud800"}', "half of a surrogate pair at 2"),
         ("[" * 100_000, "RecursionError"),

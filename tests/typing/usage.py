@@ -157,6 +157,7 @@ class OwnModel:
 
     table: Array
     context_length: int | None = dataclasses.field(default=None, metadata={"static": True})
+    traits = jaxspec.core.ModelTraits()
 
     @property
     def vocab_size(self) -> int:
@@ -230,9 +231,9 @@ class OwnLength(jaxspec.draft_length.DraftLength):
 
     lengths: tuple[int, ...] = dataclasses.field(default=(0, 4), metadata={"static": True})
 
-    def observe(self, state: Array, submitted: Array, accepted: Array, able: Array, live: Array) -> Array:
-        del submitted, live
-        return jnp.where(able, jnp.where(accepted > 0, 4, 0), state)
+    def observe(self, state: Array, submitted: Array, accepted: Array, draftable: Array, active: Array) -> Array:
+        del submitted, active
+        return jnp.where(draftable, jnp.where(accepted > 0, 4, 0), state)
 
 
 def own(prompt: Array) -> jaxspec.Generation:

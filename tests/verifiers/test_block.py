@@ -10,15 +10,16 @@ import pytest
 
 from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Proposal
+from jaxspec.testing.contracts.verifier import VerifierContract
+from jaxspec.testing.enumeration.drafting import chain, drawn, guessed
+from jaxspec.testing.enumeration.formulas import block_accepted, most_accepted, token_accepted
+from jaxspec.testing.enumeration.rounds import deviation, emitted_probs, enumerate_round, mean_accepted
+from jaxspec.testing.enumeration.several_rounds import KeyNames, key_names, several_rounds
+from jaxspec.testing.enumeration.tables import make_table, pair, total_variation
 from jaxspec.verifiers.block import BlockVerifier, log_thresholds, next_log_probs
 from jaxspec.verifiers.rejection import TokenVerifier
-from tests.contracts import VerifierContract
-from tests.oracle.drafting import chain, drawn, guessed
-from tests.oracle.draws import Names, real_names, several_rounds
-from tests.oracle.formulas import block_accepted, most_accepted, token_accepted
-from tests.oracle.rounds import deviation, emitted_probs, enumerate_round, mean_accepted
-from tests.oracle.rules import block_rule, token_rule
-from tests.oracle.tables import PAIRS, make_table, pair, total_variation
+from tests._fixtures.pairs import PAIRS
+from tests._fixtures.rules import block_rule, token_rule
 
 EXACT = 1e-9
 _verify = jax.jit(lambda verifier, *arguments: verifier.verify(*arguments))
@@ -46,15 +47,15 @@ def test_one_round_keeps_the_distribution_over_four_tokens(name):
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_length_that_follows_the_drafts_before_keeps_the_distribution(name):
-    """It may look at the drafts before, never at the draft itself."""
+    """It may depend on earlier drafts, never on the draft itself."""
     target, draft = pair(name, 3, 4)
     drafter = drawn(chain(3), draft, submitted=lambda place: sum(place.path) % 3 < 2)
     assert deviation(enumerate_round(target, drafter, block_rule), target, 4) < EXACT
 
 
 @functools.cache
-def names_after(length: int, k: int) -> Names:
-    return real_names(BlockVerifier(), jax.random.key(3), length, k)
+def names_after(length: int, k: int) -> KeyNames:
+    return key_names(BlockVerifier(), jax.random.key(3), length, k)
 
 
 def rounds_deviate(target, drafter, length) -> float:
@@ -160,6 +161,7 @@ def test_a_prefix_the_target_excludes_is_never_accepted(uniform, excluded):
     assert verdict.next_token.tolist() == [1]
 
 
+@pytest.mark.slow
 def test_a_refused_draft_is_rescued_by_the_next():
     probs = lambda *rows: jnp.log(jnp.array([rows]))
     target, draft = probs([0.25, 0.75], [0.8, 0.2], [0.5, 0.5]), probs([0.5, 0.5], [0.2, 0.8])
@@ -193,7 +195,7 @@ def test_nearly_equal_distributions_in_float32_keep_nearly_all(k):
 
 
 def test_a_distribution_of_nan_behind_good_drafts_does_not_reach_them():
-    """As if the row had submitted what stands before it."""
+    """The result is as if the row had submitted only the drafts before it."""
     random = np.random.default_rng(0)
     target, draft = (jnp.log(jnp.asarray(random.dirichlet(np.ones(4), (50, n)), jnp.float32)) for n in (4, 3))
     tokens = jnp.asarray(random.integers(4, size=(50, 3)), jnp.int32)

@@ -11,10 +11,11 @@ from scipy import stats
 from jaxspec.core import random as keys
 from jaxspec.core.random import PositionNoise
 from jaxspec.core.state import Proposal
+from jaxspec.testing.contracts.verifier import VerifierContract
+from jaxspec.testing.enumeration.tables import PAIR_NAMES, pair
+from jaxspec.testing.statistics import FALSE_ALARM
 from jaxspec.verifiers.coupled import CoupledVerifier, coupled_tokens
-from tests.contracts import VerifierContract
-from tests.oracle.statistics import FALSE_ALARM
-from tests.oracle.tables import PAIR_NAMES, PAIRS, pair
+from tests._fixtures.pairs import PAIRS
 
 DRAWS = 100_000
 
@@ -23,6 +24,7 @@ class TestContract(VerifierContract):
     verifier = CoupledVerifier()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [0, 1, 2, 3])
 def test_every_pattern_of_drafts_emits_the_coupled_tokens(k):
     vocab = 3
@@ -95,6 +97,7 @@ def test_equal_distributions_always_agree():
     assert (coupled_tokens(probs, shared) == coupled_tokens(probs, shared)).all()
 
 
+@pytest.mark.slow
 def test_positions_and_rows_have_their_own_noise():
     row_keys = jax.random.split(jax.random.key(0), 3)
     lengths = jnp.array([4, 4, 6], jnp.int32)

@@ -10,17 +10,18 @@ from scipy import optimize
 
 import jaxspec
 from jaxspec.drafters.base import NoDrafter
+from jaxspec.testing.contracts.tree_verifier import EXACT, TreeVerifierContract
+from jaxspec.testing.contracts.verifier import DISTRIBUTION
+from jaxspec.testing.enumeration.drafting import chain, chains, drawn, drawn_without_replacement
+from jaxspec.testing.enumeration.formulas import token_accepted
+from jaxspec.testing.enumeration.rounds import deviation, enumerate_round, mean_accepted
+from jaxspec.testing.enumeration.rules import walk_rule
+from jaxspec.testing.enumeration.several_rounds import KeyNames, several_rounds
+from jaxspec.testing.enumeration.tables import make_table, pair, total_variation
 from jaxspec.verifiers.k_seq import KSequence, log_factor
 from jaxspec.verifiers.multi_draft import MultiDraftVerifier, RecursiveRejection
 from jaxspec.verifiers.tree import descend as sample_and_walk
-from tests.contracts.tree_verifier import EXACT, TreeVerifierContract
-from tests.contracts.verifier import DISTRIBUTION
-from tests.oracle.drafting import chain, chains, drawn, drawn_without_replacement
-from tests.oracle.draws import Names, several_rounds
-from tests.oracle.formulas import token_accepted
-from tests.oracle.rounds import deviation, enumerate_round, mean_accepted
-from tests.oracle.rules import walk_rule
-from tests.oracle.tables import PAIRS, make_table, pair, total_variation
+from tests._fixtures.pairs import PAIRS
 
 RECURSIVE, K_SEQUENCE = (walk_rule(rule.descend) for rule in (RecursiveRejection(), KSequence()))
 SEEN = 1e-3
@@ -40,6 +41,7 @@ class MergingContract(TreeVerifierContract):
 
 
 class TestRecursiveRejection(MergingContract):
+    slow_tests = (*MergingContract.slow_tests, "test_each_row_may_have_a_tree_of_its_own")
     verifier = MultiDraftVerifier()
     rule = staticmethod(RECURSIVE)
 
@@ -115,9 +117,9 @@ def test_k_sequence_would_be_wrong_without_replacement():
 
 @pytest.mark.parametrize("rule", [RECURSIVE, K_SEQUENCE], ids=["recursive", "k-seq"])
 def test_drafts_without_their_index_in_the_key_are_seen(rule):
-    """Two drafts drawn with one noise are one draft, taken for two; few tokens can hide it."""
+    """Two drafts drawn with one noise are one draft counted twice; with few tokens this can go unseen."""
     target, draft = pair("full support", 4, 3)
-    shared = lambda n: Names((("draft", n),) * 2, (("a", n), ("b", n)), ("next", n))
+    shared = lambda n: KeyNames((("draft", n),) * 2, (("a", n), ("b", n)), ("next", n))
     found = several_rounds(target, drawn((-1, -1), draft), rule, length=1, names=shared)
     assert total_variation(found, target.text_probs(1)) > SEEN
 
@@ -169,7 +171,7 @@ class Branching(NoDrafter):
 
 
 def test_k_sequence_refuses_drafts_of_several_distributions():
-    with pytest.raises(ValueError, match="independent drafts of one distribution"):
+    with pytest.raises(ValueError, match="independent drafts from one distribution"):
         MultiDraftVerifier(KSequence()).check(Branching())
     MultiDraftVerifier().check(Branching())
 

@@ -1,4 +1,4 @@
-"""The example of a verifier of one's own in `Verifier` keeps the contract; that of the site is in `test_pages.py`."""
+"""The custom verifier in the docstring of `Verifier` keeps the contract; `test_pages.py` tests that of the site."""
 
 import dataclasses
 
@@ -6,8 +6,7 @@ import jax.numpy as jnp
 
 import jaxspec
 from jaxspec.core.pytree import register_dataclass
-from tests.contracts import VerifierContract
-from tests.contracts.verifier import DISTRIBUTION
+from jaxspec.testing.contracts.verifier import DISTRIBUTION, VerifierContract
 
 
 @register_dataclass

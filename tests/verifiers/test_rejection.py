@@ -12,14 +12,15 @@ import pytest
 from jaxspec.core import random as keys
 from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Proposal
+from jaxspec.testing.contracts.verifier import VerifierContract
+from jaxspec.testing.enumeration.drafting import chain, drawn, guessed
+from jaxspec.testing.enumeration.formulas import token_accepted
+from jaxspec.testing.enumeration.rounds import deviation, emitted_probs, enumerate_round, mean_accepted
+from jaxspec.testing.enumeration.several_rounds import KeyNames, key_names, several_rounds
+from jaxspec.testing.enumeration.tables import make_table, pair, total_variation
 from jaxspec.verifiers.rejection import TokenVerifier, log_residual, next_log_probs
-from tests.contracts import VerifierContract
-from tests.oracle.drafting import chain, drawn, guessed
-from tests.oracle.draws import Names, real_names, several_rounds
-from tests.oracle.formulas import token_accepted
-from tests.oracle.rounds import deviation, emitted_probs, enumerate_round, mean_accepted
-from tests.oracle.rules import token_rule
-from tests.oracle.tables import PAIRS, make_table, pair, total_variation
+from tests._fixtures.pairs import PAIRS
+from tests._fixtures.rules import token_rule
 
 EXACT = 1e-9
 
@@ -75,8 +76,8 @@ def test_expected_accepted_length(name, k):
 
 
 @functools.cache
-def names_after(length: int, k: int) -> Names:
-    return real_names(TokenVerifier(), jax.random.key(3), length, k)
+def names_after(length: int, k: int) -> KeyNames:
+    return key_names(TokenVerifier(), jax.random.key(3), length, k)
 
 
 def rounds_deviate(target, drafter, length) -> float:
@@ -127,7 +128,7 @@ def test_the_residual_of_nearly_equal_distributions_keeps_its_small_parts():
 
 @dataclasses.dataclass(frozen=True)
 class SmallestDraws(RoundKeys):
-    """The least favorable luck: uniforms so small that everything that can pass does."""
+    """The worst case: uniforms so small that everything that can pass does."""
 
     uniform: float = 0.0
 

@@ -1,4 +1,4 @@
-"""`RelaxedVerifier`: what each rule emits, exactly, and that this is what it says of itself."""
+"""`RelaxedVerifier`: the exact distribution of each rule, which is the one it reports."""
 
 import dataclasses
 import functools
@@ -13,17 +13,16 @@ from jaxspec.contrib.lantern import Neighborhood
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Proposal
-from jaxspec.verifiers.lenience import Lenience
+from jaxspec.testing.contracts.verifier import DISTRIBUTION, VerifierContract
+from jaxspec.testing.enumeration.drafting import chain, drawn, guessed
+from jaxspec.testing.enumeration.rounds import deviation, emitted_probs, enumerate_round
+from jaxspec.testing.enumeration.rules import chain_rule, evaluate, first_failure
+from jaxspec.testing.enumeration.tables import make_table, pair
+from jaxspec.testing.statistics import same_distribution
 from jaxspec.verifiers.rejection import TokenVerifier
-from jaxspec.verifiers.relaxed import RelaxedVerifier, next_log_probs, relaxed_chain
+from jaxspec.verifiers.relaxed import Lenience, RelaxedVerifier, next_log_probs, relaxed_chain
 from jaxspec.verifiers.typical import Typical
-from tests.contracts import VerifierContract
-from tests.contracts.verifier import DISTRIBUTION
-from tests.oracle.drafting import chain, drawn, guessed
-from tests.oracle.rounds import deviation, emitted_probs, enumerate_round
-from tests.oracle.rules import chain_rule, evaluate, first_failure
-from tests.oracle.statistics import same_distribution
-from tests.oracle.tables import PAIRS, make_table, pair
+from tests._fixtures.pairs import PAIRS
 
 EXACT = 1e-9
 VOCAB = 4
@@ -62,7 +61,7 @@ def leaves_of(name):
 
 
 class RelaxedContract(VerifierContract):
-    """What of a verifier's promises holds without the target's distribution: all but that distribution."""
+    """Tests the promises of a verifier that relaxed ones keep too: all but the target's distribution."""
 
     rule_name: str
 
@@ -70,7 +69,7 @@ class RelaxedContract(VerifierContract):
     def verifier(self):
         return RelaxedVerifier(RULES[self.rule_name])
 
-    def test_the_distribution_through_the_real_draws(self):
+    def test_the_distribution_through_the_real_keys(self):
         """It is the distribution that enumeration gives, and so is what it reports on average."""
         rows, k = 20_000, 2
         random = np.random.default_rng(7)
@@ -240,7 +239,7 @@ def test_a_nan_draft_distribution_is_refused_and_deviates_by_nothing():
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SmallestDraws(RoundKeys):
-    """The least favorable luck: everything that can pass does."""
+    """The worst case: everything that can pass does."""
 
     def uniforms(self, count):
         return jnp.zeros((1, count), jnp.float32)

@@ -1,4 +1,4 @@
-"""`RelaxedVerifier` in the loop: what it refuses, and what its results say of themselves."""
+"""`RelaxedVerifier` in the loop: calls it rejects, and what its results report."""
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,8 @@ import jaxspec
 from jaxspec.contrib.lantern import Neighborhood
 from jaxspec.core.state import Proposal
 from jaxspec.drafters.base import Drafter
-from jaxspec.verifiers.lenience import Lenience
-from jaxspec.verifiers.relaxed import RelaxedVerifier
+from jaxspec.testing.history_models import history_model, nearby
+from jaxspec.verifiers.relaxed import Lenience, RelaxedVerifier
 from jaxspec.verifiers.typical import Typical
 from tests._fixtures import tiny
 
@@ -52,7 +52,7 @@ def test_rules_for_chains_refuse_trees(rule):
     RelaxedVerifier(Typical()).check(Branches())
 
 
-TARGET = tiny.history_model(0, vocab=tiny.VOCAB, scale=2.0)
+TARGET = history_model(0, vocab=tiny.VOCAB, scale=2.0)
 PROMPT = jnp.asarray([[1, 2, 3, 1, 2], [2, 1, 0, 4, 2]], jnp.int32)
 RING = jnp.array([[(i + 1) % tiny.VOCAB, (i - 1) % tiny.VOCAB] for i in range(tiny.VOCAB)], jnp.int32)
 OPTIONS = {"key": jax.random.key(3), "sampling": jaxspec.Sampling(1.0), "max_new_tokens": 24}
@@ -64,7 +64,7 @@ def test_the_caller_must_agree():
 
 
 DRAFTERS = {
-    "model": lambda: jaxspec.ModelDrafter(tiny.nearby(TARGET, 0.5), k=3),
+    "model": lambda: jaxspec.ModelDrafter(nearby(TARGET, 0.5), k=3),
     "n-gram": lambda: jaxspec.NGramDrafter(k=3, min_ngram=1),
     "tree": Branches,
 }
@@ -78,7 +78,7 @@ def test_the_result_says_how_far_it_is_off(drafter, rule):
     result = jaxspec.generate(*models, verifier=RelaxedVerifier(rule), lossy=True, **OPTIONS)
     assert not result.lossless
     assert (np.asarray(result.length) == 24).all()
-    assert 0 < result.measured_total_variation() <= 1
+    assert 0 < result.measured_total_variation <= 1
     assert result.stats.deviation.dtype == jnp.float32
 
 
@@ -87,7 +87,7 @@ def test_the_result_says_how_far_it_is_off(drafter, rule):
     [pytest.param(*case, id=case[0], marks=[pytest.mark.slow] * (case[0] != "tree")) for case in CASES],
 )
 def test_what_a_budget_or_a_stop_token_cuts_is_not_measured(drafter, rule):
-    """Whatever the length, each new token counts once, so the mean is a total variation."""
+    """For any length, each new token counts once, so the mean is a total variation."""
     drafter, verifier = DRAFTERS[drafter](), RelaxedVerifier(rule)
 
     @jax.jit
@@ -124,7 +124,7 @@ def test_finish_says_that_a_verifier_was_lossy():
 def test_exact_verification_measures_nothing():
     result = jaxspec.generate(TARGET, jaxspec.NGramDrafter(k=3), PROMPT, **OPTIONS)
     assert result.lossless
-    assert result.measured_total_variation() == 0
+    assert result.measured_total_variation == 0
 
 
 @pytest.mark.slow
@@ -134,4 +134,4 @@ def test_greedy_decoding_is_not_relaxed():
     verifier = RelaxedVerifier(Lenience(0.01))
     found = jaxspec.generate(TARGET, jaxspec.NGramDrafter(k=3), PROMPT, verifier=verifier, lossy=True, **options)
     np.testing.assert_array_equal(found.tokens, plain.tokens)
-    assert found.measured_total_variation() == 0
+    assert found.measured_total_variation == 0

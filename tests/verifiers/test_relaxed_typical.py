@@ -10,10 +10,10 @@ import pytest
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Proposal
+from jaxspec.testing.enumeration.drafting import path_to
+from jaxspec.testing.statistics import same_distribution
 from jaxspec.verifiers.relaxed import RelaxedVerifier, relaxed_chain
 from jaxspec.verifiers.typical import Typical
-from tests.oracle.drafting import path_to
-from tests.oracle.statistics import same_distribution
 
 VOCAB = 5
 verify = jax.jit(lambda verifier, *args: verifier.verify(*args))
@@ -22,7 +22,7 @@ verify = jax.jit(lambda verifier, *args: verifier.verify(*args))
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ArgmaxNext(RoundKeys):
-    """Without luck: the token that follows is the most likely one."""
+    """Without randomness: the next token is the most likely one."""
 
     def next_noise(self, vocab_size):
         return jnp.zeros((1, vocab_size), jnp.float32)
@@ -68,7 +68,7 @@ def typical_paths(parents, tokens, valid, probs, epsilon, delta):
     """Every path whose nodes all pass, with its log-likelihood; the empty one too."""
     paths = {(): 0.0}
     for node in range(len(parents)):
-        path = path_to(tuple(parents), node)
+        path = path_to(tuple(map(int, parents)), node)
         befores = [parents[i] + 1 for i in path]
         chances = np.array([probs[row, tokens[i]] for row, i in zip(befores, path, strict=True)])
         if (chances > thresholds(probs[befores], epsilon, delta)).all() and valid[list(path)].all():
@@ -84,7 +84,7 @@ def test_the_longest_path_of_a_tree_against_trying_them_all():
     random = np.random.default_rng(1)
     rows, count, epsilon, delta = 400, 7, 0.2, 0.45
     trees = np.stack([random_tree(random, count) for _ in range(rows)])
-    depth = max(len(path_to(tuple(tree), node)) for tree in trees for node in range(count))
+    depth = max(len(path_to(tuple(map(int, tree)), node)) for tree in trees for node in range(count))
     probs = random_probs(random, rows, count + 1)
     tokens = random.integers(VOCAB, size=(rows, count))
     valid = random.random((rows, count)) < 0.9

@@ -2,17 +2,19 @@
 
 import pytest
 
+from jaxspec.testing.contracts.tree_verifier import EXACT, TreeVerifierContract
+from jaxspec.testing.contracts.verifier import DISTRIBUTION
+from jaxspec.testing.enumeration.drafting import chain, chains, drawn, drawn_without_replacement
+from jaxspec.testing.enumeration.formulas import block_accepted
+from jaxspec.testing.enumeration.rounds import emitted_probs, enumerate_round, mean_accepted
+from jaxspec.testing.enumeration.rules import walk_rule
+from jaxspec.testing.enumeration.several_rounds import KeyNames, several_rounds
+from jaxspec.testing.enumeration.tables import pair, total_variation
 from jaxspec.verifiers.multi_draft import RecursiveRejection
 from jaxspec.verifiers.traversal import TraversalVerifier, descend
 from jaxspec.verifiers.tree import descend as sample_and_walk
-from tests.contracts.tree_verifier import EXACT, TreeVerifierContract
-from tests.contracts.verifier import DISTRIBUTION
-from tests.oracle.drafting import chain, chains, drawn, drawn_without_replacement
-from tests.oracle.draws import Names, several_rounds
-from tests.oracle.formulas import block_accepted
-from tests.oracle.rounds import emitted_probs, enumerate_round, mean_accepted
-from tests.oracle.rules import block_rule, walk_rule
-from tests.oracle.tables import PAIRS, pair, total_variation
+from tests._fixtures.pairs import PAIRS
+from tests._fixtures.rules import block_rule
 
 TRAVERSAL = walk_rule(descend)
 
@@ -46,10 +48,10 @@ def test_without_replacement_it_accepts_at_least_what_going_down_does(name, pare
 
 @pytest.mark.slow
 def test_draws_keyed_by_absolute_position_are_seen():
-    """The decision looks at drafts behind the cut: drawn again with the same key, they are biased."""
+    """The decision looks at drafts after the cut: drawn again with the same key, they are biased."""
     target, draft = pair("full support", 3, 5, seed=2)
     parents = chains(2, 2)
-    fixed = lambda n: Names(
+    fixed = lambda n: KeyNames(
         tuple(("draft", n + node % 2, node // 2) for node in range(4)),
         tuple(("accept", n + node % 2, node // 2) for node in range(4)),
         ("next", n),

@@ -4,11 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.testing.contracts.tree_verifier import TreeVerifierContract
+from jaxspec.testing.contracts.verifier import DISTRIBUTION
+from jaxspec.testing.enumeration.rules import walk_rule
 from jaxspec.verifiers.tree import TreeVerifier, descend
 from jaxspec.verifiers.tree_walk import DraftTree
-from tests.contracts.tree_verifier import TreeVerifierContract
-from tests.contracts.verifier import DISTRIBUTION
-from tests.oracle.rules import walk_rule
 
 
 class TestContract(TreeVerifierContract):

@@ -1,4 +1,7 @@
-"""Holds the processes of the peers that are asked, with the models they are given."""
+"""Asks the peers: defines the comparisons of a run, and the processes that answer with given models.
+
+The model is measured as it is loaded, and as plain arrays if peers need to use the same.
+"""
 
 import contextlib
 import dataclasses
@@ -9,32 +12,82 @@ from pathlib import Path
 
 import jax
 
-from jaxspec.bench.peers.table import Peer
-from jaxspec.bench.peers.weights import Weights
+from jaxspec.bench.cases import Setting
+from jaxspec.bench.peers.table import PEERS, Arrays, Files, Peer, Weights
 from jaxspec.bench.peers.worker import Loaded, Request, Worker
 from jaxspec.bench.records import Timed
+from jaxspec.checkpoints.load import load, locate
+from jaxspec.nn.language_model import LanguageModel
+from jaxspec.nn.network import packed_weights
+from jaxspec.training.prompts import Conversation
 
 _WARM_UP = 8
+FILE = "the file as it is"
+# The number of tokens that a chat template adds to a turn, including its own system message.
+_TEMPLATE = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Names the weights that jaxspec and the peers answer with.
+
+    Attributes:
+      weights: the name of the weights in tables; empty if only the model's own weights are measured.
+      peers: the peers to ask, by name.
+      files: the files of target and draft model, which peers read as they are; `None` if plain arrays are written.
+      loaded: whether jaxspec answers with the model as it is loaded, instead of with plain arrays.
+      batches: numbers of requests to decode together.
+    """
+
+    weights: str
+    peers: Mapping[str, Peer]
+    files: Files | None
+    loaded: bool
+    batches: tuple[int, ...]
+
+
+def comparisons(setting: Setting, loaded: LanguageModel) -> list[Comparison]:
+    """Returns the comparisons of a run, in order.
+
+    First, peers that read the target's file answer with it, alongside jaxspec's model as it is loaded. Then all answer
+    with the same plain arrays, one request at a time.
+
+    Args:
+      setting: names the model and the peers.
+      loaded: the model as it is loaded.
+    """
+    installed = {name: PEERS[name] for name in setting.against if PEERS[name].versions() is not None}
+    file = locate(setting.model) if any(peer.reads for peer in installed.values()) else Path()
+    readers = {name: peer for name, peer in installed.items() if peer.reads and file.name.endswith(peer.reads)}
+    if not readers and not (installed and packed_weights(loaded)):
+        return [Comparison("", installed, None, True, setting.batches)]
+    draft = locate(setting.against_draft) if readers and setting.against_draft is not None else None
+    read = draft is not None and all(draft.name.endswith(peer.reads) for peer in readers.values())
+    files = Files(file, draft if read else None)
+    as_it_is = Comparison(FILE, readers, files, True, setting.batches)
+    if setting.file_only and readers:
+        return [as_it_is]
+    return [as_it_is, Comparison(f"dequantized to {loaded.dtype.name}", installed, None, False, (1,))]
 
 
 class Panel:
-    """Asks some peers, which answer by any of their modes.
+    """Asks several peers, each in any of its modes.
 
     Attributes:
-      labels: "peer mode" of each, in the order they take turns.
+      labels: "peer mode" for each peer and mode, in the order in which they take turns.
     """
 
     def __init__(self, modes: Mapping[str, tuple[Worker, str]], stop: Sequence[int]):
-        """Holds the process and the mode of each label, and the token ids that end an answer."""
+        """Takes the process and the mode of each label, and the token ids that end an answer."""
         self._modes, self._stop = modes, list(stop)
         self.labels = tuple(modes)
         self._cold = set(modes)
 
     def ask(self, label: str, prompt: list[int], max_new_tokens: int, temperature: float, key: jax.Array) -> Timed:
-        """Answers one prompt, timed, for JSON; before the first of a label comes an answer that does not count.
+        """Returns the timed answer to a prompt, for JSON; on a label's first call, after an untimed warm-up.
 
         Raises:
-          RuntimeError: the peer failed.
+          RuntimeError: if the peer failed.
         """
         worker, mode = self._modes[label]
         seed = int(jax.random.bits(key) >> 1)
@@ -48,17 +101,17 @@ class Panel:
 
 @contextlib.contextmanager
 def open_panel(peers: Mapping[str, Peer], weights: Weights, *, stop: Sequence[int], context: int) -> Iterator[Panel]:
-    """Gives each peer its models, in a temporary folder where they must be written, and a process while `with` lasts.
+    """Starts a process with its models for each peer while `with` lasts; written models are in a temporary folder.
 
     Args:
-      peers: those to ask, by name.
-      weights: what they are given.
+      peers: the peers to ask, by name.
+      weights: the weights that they use.
       stop: the token ids that end an answer.
-      context: the most tokens of prompt and answer.
+      context: the maximum number of tokens of prompt and answer.
 
     Raises:
-      ValueError: the models cannot be given to a peer, or this is no CPU.
-      RuntimeError: a peer did not start.
+      ValueError: if a peer cannot use the models, or JAX does not run on a CPU.
+      RuntimeError: if a peer did not start.
     """
     if peers and jax.default_backend() != "cpu":
         raise ValueError(f"the peers run on a CPU, got {jax.default_backend()}; set JAX_PLATFORMS=cpu")
@@ -70,3 +123,29 @@ def open_panel(peers: Mapping[str, Peer], weights: Weights, *, stop: Sequence[in
             stack.callback(worker.close)
             modes |= {f"{name} {mode}": (worker, mode) for mode in worker.modes}
         yield Panel(modes, stop)
+
+
+def open_peers(
+    comparison: Comparison, setting: Setting, target: LanguageModel, kernels: str, questions: Sequence[Conversation]
+) -> contextlib.AbstractContextManager[Panel]:
+    """Opens the peers of a comparison.
+
+    Args:
+      comparison: names the peers, and the files they read, if any.
+      setting: names the draft model, if any.
+      target: the target as it is read; without files, its arrays are written.
+      kernels: the kernels that jaxspec answers with; if these use bfloat16 weights, so do the peers.
+      questions: the questions of the run.
+    """
+    weights: Weights | None = comparison.files
+    if weights is None:
+        draft = None
+        if comparison.peers and setting.against_draft:
+            draft = load(setting.against_draft, dtype=setting.dtype, weights="dequantized")
+        weights = Arrays(target, draft, "bfloat16" if kernels == "native-bfloat16" else target.dtype.name)
+    # A token has at least one byte, except those of the template.
+    longest = max(sum(len(text.encode()) for text in one.texts()) for one in questions)
+    context = longest + max(len(one.turns) for one in questions) * (setting.max_new_tokens + _TEMPLATE)
+    context = context if target.context_length is None else min(target.context_length, context)
+    stop = () if target.tokenizer is None else target.tokenizer.eos_token_ids
+    return open_panel(comparison.peers, weights, stop=stop, context=context)

@@ -1,7 +1,7 @@
-"""Runs a peer in a process of its own.
+"""Runs a peer in a separate process.
 
-Frameworks in one process share pools of threads, and a crash. Here each has the machine while it is asked, and sleeps
-while it is not.
+Frameworks in one process would share thread pools, and crash together. In separate processes, each has the whole
+machine while it answers, and sleeps otherwise.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ class Request:
     """Holds a prompt to continue.
 
     Attributes:
-      prompt: token ids.
-      max_new_tokens: the most tokens of the answer.
-      temperature: 0 is greedy decoding; nothing else changes the distribution.
-      seed: of sampling.
-      stop: token ids that end the answer, and belong to it.
+      prompt: the token ids of the prompt.
+      max_new_tokens: the maximum number of tokens of the answer.
+      temperature: the sampling temperature; 0 is greedy decoding. Nothing else changes the distribution.
+      seed: the seed of sampling.
+      stop: the token ids that end the answer, and are part of it.
     """
 
     prompt: list[int]
@@ -39,14 +39,14 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """Names the models and the resources of a peer.
+    """Describes the models and resources of a peer.
 
     Attributes:
       model: the target's file or folder.
-      draft: the draft model's, or `None`.
-      dtype: of their caches, and of their weights where these are written for it.
-      threads: how many may run.
-      context: the most tokens of prompt and answer.
+      draft: the draft model's file or folder, or `None`.
+      dtype: the dtype of caches, and of weights that are written for the peer.
+      threads: the number of threads to use.
+      context: the maximum number of tokens of prompt and answer.
     """
 
     model: str
@@ -57,7 +57,7 @@ class Loaded:
 
 
 class Engine(Protocol):
-    """Answers requests as a peer, made of `Loaded`; `modes` are the names of its ways of decoding."""
+    """Answers requests as a peer; constructed from `Loaded`. `modes` names its ways of decoding."""
 
     modes: tuple[str, ...]
 
@@ -70,20 +70,20 @@ class Worker:
     """Runs the process of one peer."""
 
     def __init__(self, engine: str, loaded: Loaded):
-        """Starts it and waits until its models are loaded.
+        """Starts the process and waits until its models are loaded.
 
         Args:
           engine: `module:Class` of an `Engine`.
           loaded: the engine's argument.
 
         Raises:
-          RuntimeError: it did not start; the message has its last words.
+          RuntimeError: if the process did not start; the message has its last line of output.
         """
         self._name = engine
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
         self._connection, its_own = multiprocessing.Pipe()
         with its_own:
-            # A bare process, as `multiprocessing` would import the caller's main module in it.
+            # A bare process, as one of `multiprocessing` would import the caller's main module.
             self._process = subprocess.Popen(
                 [sys.executable, "-c", f"from {__name__} import serve; serve({its_own.fileno()}, {engine!r})"],
                 stdin=subprocess.DEVNULL,
@@ -99,12 +99,12 @@ class Worker:
         """Returns the new token ids, and the seconds they took.
 
         Raises:
-          RuntimeError: it failed.
+          RuntimeError: if the process failed.
         """
         return self._ask((mode, request))
 
     def close(self) -> None:
-        """Ends it and its own processes, in the middle of an answer too: an interrupted run waits for it."""
+        """Kills the process and its children, even during an answer, so that an interrupted run ends soon."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -123,7 +123,7 @@ class Worker:
 
 
 def serve(descriptor: int, engine: str) -> None:
-    """Loads an engine and answers requests until the connection ends; what the engine prints goes elsewhere."""
+    """Loads an engine and answers requests over a connection until it closes; the engine prints elsewhere."""
     module, name = engine.split(":")
     with Connection(descriptor) as connection:
         peer: Engine = getattr(importlib.import_module(module), name)(connection.recv())

@@ -1,1 +1,1 @@
-"""Reads quantized weights of safetensors, one file a layout: which tensors hold a weight, and how they are packed."""
+"""Reads quantized weights in safetensors; a module for each layout says which tensors hold a weight, and how."""

@@ -1,7 +1,7 @@
-"""Reads weights in AWQ's layout for matrix products ("gemm"), of 4 bits.
+"""Reads 4-bit weights in AWQ's layout for matrix products ("gemm").
 
-`qweight` `[in, out / 8]` and `qzeros` `[groups, out / 8]` hold eight neighboring outputs in a word, the even ones
-first; `scales` is `[groups, out]`.
+`qweight` `[in, out / 8]` and `qzeros` `[groups, out / 8]` hold eight neighboring outputs per word, even ones first;
+`scales` is `[groups, out]`.
 """
 
 from collections.abc import Mapping
@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.checkpoints.quantized.module import SCALES, Layout, Module, grouped_tensor, without_zeros
-from jaxspec.checkpoints.quantized.packing import center, unpack
-from jaxspec.families.base import LazyTensor
-from jaxspec.families.grouped import Grouped
+from jaxspec.checkpoints.quantized.module import SCALES, Layout, Module, grouped_tensor, unpack, without_zeros
+from jaxspec.families.base import Grouped, LazyTensor
 from jaxspec.families.settings import FLAG, Setting
 
 _BITS = 4
-_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of the outputs in a word, from its lowest bits on
+_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of the outputs in a word, lowest bits first
 _FOUR = Setting("4", lambda x: type(x) is int and x == _BITS)
 _GEMM = Setting("'gemm'", lambda x: isinstance(x, str) and x.lower() == "gemm")
 SETTINGS = {
@@ -31,7 +29,7 @@ def _read(module: Module, settings: Mapping[str, Any]) -> LazyTensor:
     outputs = words * 8
     groups, _ = module.find("scales", SCALES, (None, outputs)).shape
     if groups == 0 or inputs % groups:
-        raise module.error("scales", f"expected groups of equal size of {inputs} inputs, got {groups}")
+        raise module.error("scales", f"expected groups of equal size for {inputs} inputs, got {groups}")
     has_zeros = settings.get("zero_point", True) or "qzeros" in module
     if has_zeros:
         module.find("qzeros", ("I32",), (groups, words))
@@ -45,8 +43,8 @@ def _read(module: Module, settings: Mapping[str, Any]) -> LazyTensor:
 
 
 def _unpack(words: np.ndarray) -> np.ndarray:
-    """Returns `[out, n]` of words `[n, out / 8]`."""
-    numbers = center(unpack(words, _BITS), _BITS).reshape(len(words), -1, 8)
+    """Unpacks words `[n, out / 8]` to int8 `[out, n]`."""
+    numbers = unpack(words, _BITS).reshape(len(words), -1, 8)
     return np.ascontiguousarray(numbers[..., np.argsort(_ORDER)].reshape(len(words), -1).T)
 
 

@@ -1,8 +1,8 @@
 """Reads weights in the layouts of compressed-tensors: packed integers of 4 or 8 bits, int8, float8. Writes the first.
 
-Packed, `weight_packed` is `[out, in * bits / 32]`, `weight_shape` says how many numbers that are, `weight_scale` is
-`[out, groups]`, `weight_zero_point` `[out * bits / 32, groups]`, packed along the outputs, or int8 `[out, groups]`, and
-`weight_g_idx` `[in]` the group of each input where they are not in order. The others are `weight` beside
+If packed, `weight_packed` is `[out, in * bits / 32]`, `weight_shape` holds the unpacked shape, `weight_scale` is
+`[out, groups]`, `weight_zero_point` is `[out * bits / 32, groups]`, packed along the outputs, or int8 `[out, groups]`,
+and `weight_g_idx` `[in]` is the group of each input if groups are not in order. The others are `weight` and
 `weight_scale`.
 """
 
@@ -12,12 +12,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jaxspec.checkpoints.quantized.module import SCALES, Layout, Module, grouped_tensor, without_zeros
-from jaxspec.checkpoints.quantized.packing import center, pack, unpack
-from jaxspec.checkpoints.quantized.scaled import FLOATS, Block, read_scaled
-from jaxspec.families.base import LazyTensor
-from jaxspec.families.grouped import Grouped
-from jaxspec.families.settings import SIZE, Setting, check_settings, table_of
+from jaxspec.checkpoints.quantized.float8 import BLOCK_SIZES, FLOATS, Block, read_scaled
+from jaxspec.checkpoints.quantized.module import SCALES, Layout, Module, grouped_tensor, pack, unpack, without_zeros
+from jaxspec.core.validate import shown
+from jaxspec.families.base import Grouped, LazyTensor
+from jaxspec.families.settings import Setting, check_settings, table_of
 
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "mixed-precision")
 _FORMAT = Setting(f"one of {', '.join(_FORMATS)}", lambda x: x in _FORMATS)
@@ -25,32 +24,28 @@ _EMPTY = Setting("none: rotations of weights are not supported", lambda x: x == 
 _DENSE = Setting("the format 'dense'", lambda x: isinstance(x, Mapping) and x.get("format", "dense") == "dense")
 _WEIGHTS = {
     "num_bits": Setting("4 or 8", lambda x: type(x) is int and x in (4, 8)),
-    "block_structure": Setting(
-        "two sizes", lambda x: isinstance(x, list) and len(x) == 2 and all(map(SIZE.accepts, x))
-    ).or_null(),
+    "block_structure": BLOCK_SIZES,
 }
 _GROUP = {"weights": table_of(_WEIGHTS).or_null(), "format": _FORMAT.or_null()}
 SETTINGS = {
     "format": _FORMAT,
-    "config_groups": Setting("an object of objects", lambda x: _are_objects(x)),
+    "config_groups": Setting(
+        "an object of objects", lambda x: isinstance(x, Mapping) and all(isinstance(y, Mapping) for y in x.values())
+    ),
     "transform_config": _EMPTY.or_null(),
     "sparsity_config": _DENSE.or_null(),
 }
 
 
-def _are_objects(x: Any) -> bool:
-    return isinstance(x, Mapping) and all(isinstance(one, Mapping) for one in x.values())
-
-
 def check_groups(settings: Mapping[str, Any], prefix: str) -> None:
-    """Checks what groups of modules say of their weights; of caches alone, there are none.
+    """Checks the weight settings of groups of modules; groups for caches alone have none.
 
     Args:
       settings: the contents of `quantization_config`.
-      prefix: what stands in front of their names in an error.
+      prefix: the prefix of the settings' names in errors.
 
     Raises:
-      SettingError: a group's weights have other numbers of bits than 4 and 8, or it has another format.
+      SettingError: a group's weights do not have 4 or 8 bits, or its format is not supported.
     """
     for name, group in settings.get("config_groups", {}).items():
         check_settings(group, _GROUP, f"{prefix}config_groups.{name}.")
@@ -72,17 +67,17 @@ def _read_packed(module: Module, settings: Mapping[str, Any]) -> LazyTensor:
     scales = module.find("weight_scale", SCALES, (outputs, None)).shape
     groups = scales[1]
     if groups == 0 or inputs % groups:
-        raise module.error("weight_scale", f"expected groups of equal size of {inputs} inputs, got {groups}")
+        raise module.error("weight_scale", f"expected groups of equal size for {inputs} inputs, got {groups}")
     is_packed = _find_zero(module, outputs, groups, bits)
     if "weight_g_idx" in module:
         module.find("weight_g_idx", ("I32", "I64"), (inputs,))
 
     def read() -> tuple[Grouped, np.ndarray | None]:
-        values = center(unpack(module.read("weight_packed"), bits)[:, :inputs], bits)
+        values = unpack(module.read("weight_packed"), bits)[:, :inputs]
         zero = None
         if is_packed is not None:
             zero = module.read("weight_zero_point")
-            zero = without_zeros(center(unpack(zero.T, bits)[:, :outputs], bits).T if is_packed else zero)
+            zero = without_zeros(unpack(zero.T, bits)[:, :outputs].T if is_packed else zero)
         found = Grouped(values, module.read_scale("weight_scale"), zero, bits)
         return found, _read_groups(module, inputs, groups)
 
@@ -94,7 +89,7 @@ def _all_bits(settings: Mapping[str, Any]) -> list[int]:
 
 
 def _find_zero(module: Module, outputs: int, groups: int, bits: int) -> bool | None:
-    """Returns whether zeros are packed, or nothing where there are none."""
+    """Returns whether zeros are packed; `None` if there are none."""
     part = "weight_zero_point"
     if part not in module:
         return None
@@ -106,7 +101,7 @@ def _find_zero(module: Module, outputs: int, groups: int, bits: int) -> bool | N
 
 
 def _read_groups(module: Module, inputs: int, groups: int) -> np.ndarray | None:
-    """Returns the group of each input; nothing for equal runs, as where one of them is the -1 of what was never set."""
+    """Returns the group of each input; `None` for equal runs, or if any is -1, which means never set."""
     if "weight_g_idx" not in module or (module.read("weight_g_idx") == -1).any():
         return None
     return module.read_groups("weight_g_idx", inputs, groups)
@@ -124,25 +119,25 @@ LAYOUTS = (
 )
 
 _GROUP_SIZE = 32
-# Of the largest number's scale, those that are tried for a group: a smaller one may fit the others better.
+# Factors of the largest value's scale that are tried for a group: a smaller scale may fit the other values better.
 _TRIED = np.linspace(1, 0.75, 11, dtype=np.float32)
 
 
 def write_packed(tensors: Mapping[str, np.ndarray], bits: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Rounds matrices to 4 or 8 bits with a scale for each 32 inputs, of those tried the one of the least squares.
+    """Rounds matrices to 4 or 8 bits, with a scale for each 32 inputs: of those tried, the one of least squared error.
 
     Args:
-      tensors: by name; those that are `[out, in]` and whose names end in `.weight` are rounded.
-      bits: of each number.
+      tensors: arrays by name; those of shape `[out, in]` whose names end in `.weight` are rounded.
+      bits: the bits of each value, 4 or 8.
 
     Returns:
-      The tensors of the packed layout, the others as they are; and the `quantization_config` that says so.
+      The tensors in the packed layout, the others unchanged; and the matching `quantization_config`.
 
     Raises:
-      ValueError: `bits` is another number, 32 does not divide the inputs of a matrix, or it is not finite.
+      ValueError: `bits` is another number, 32 does not divide the inputs of a matrix, or a matrix is not finite.
     """
     if bits not in (4, 8):
-        raise ValueError(f"bits must be 4 or 8, got {bits!r}")
+        raise ValueError(f"bits must be 4 or 8, got {shown(bits)}")
     found: dict[str, np.ndarray] = {}
     for name, x in tensors.items():
         if x.ndim != 2 or not x.size or not name.endswith(".weight"):
@@ -152,7 +147,7 @@ def write_packed(tensors: Mapping[str, np.ndarray], bits: int) -> tuple[dict[str
             raise ValueError(f"groups of {_GROUP_SIZE} must divide the inputs of {name}, got {x.shape[1]}")
         floats = np.asarray(x, np.float32)
         if not np.isfinite(floats).all():
-            raise ValueError(f"{name} holds NaN or infinite values, which integers cannot")
+            raise ValueError(f"{name} holds NaN or infinite values, which integers cannot represent")
         values, scale = _round(floats, bits)
         module = name.removesuffix(".weight")
         found[f"{module}.weight_packed"] = pack(values, bits)
@@ -164,7 +159,7 @@ def write_packed(tensors: Mapping[str, np.ndarray], bits: int) -> tuple[dict[str
 
 
 def _round(x: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `[out, in]` int8 and `[out, groups]` bfloat16: scales are rounded first, so that values fit them."""
+    """Returns int8 values `[out, in]` for bfloat16 scales `[out, groups]`, which are rounded first."""
     groups, most = x.reshape(len(x), -1, _GROUP_SIZE), (1 << bits - 1) - 1
     largest = np.abs(groups).max(axis=-1) / most
     best = np.full(largest.shape, np.inf, np.float32)

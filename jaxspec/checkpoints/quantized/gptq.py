@@ -1,9 +1,9 @@
-"""Reads weights in the layout of GPTQ, of 4 or 8 bits.
+"""Reads 4-bit and 8-bit weights in GPTQ's layout.
 
-`qweight` `[in * bits / 32, out]` holds the numbers of an output in words one below the other, `scales` `[groups, out]`
-and `qzeros` `[groups, out * bits / 32]` a scale and a zero for each group of inputs, and `g_idx` `[in]` the group of
-each input: not in order where inputs were quantized by their activations (`desc_act`), so that such weights are read
-as floats alone.
+`qweight` `[in * bits / 32, out]` packs consecutive inputs of an output into words, `scales` `[groups, out]` and
+`qzeros` `[groups, out * bits / 32]` hold a scale and a zero for each group of inputs, and `g_idx` `[in]` the group of
+each input. Groups are not in order if inputs were quantized in the order of their activations (`desc_act`); such
+weights are read only as floats.
 """
 
 from collections.abc import Mapping
@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.checkpoints.quantized.module import SCALES, Layout, Module, grouped_tensor, runs, without_zeros
-from jaxspec.checkpoints.quantized.packing import center, unpack
-from jaxspec.families.base import LazyTensor
-from jaxspec.families.grouped import Grouped
+from jaxspec.checkpoints.quantized.module import SCALES, Layout, Module, grouped_tensor, runs, unpack, without_zeros
+from jaxspec.families.base import Grouped, LazyTensor
 from jaxspec.families.settings import FLAG, Setting
 
 _V1, _V2 = "gptq", "gptq_v2"
@@ -39,30 +37,39 @@ def _read(module: Module, settings: Mapping[str, Any]) -> LazyTensor:
         module.find("g_idx", ("I32", "I64"), (inputs,))
 
     def read() -> tuple[Grouped, np.ndarray | None]:
-        values = center(unpack(module.read("qweight").T, bits), bits)
-        zero = _read_zero(module, settings)[:, :outputs].T
+        values = unpack(module.read("qweight").T, bits)
+        index = _read_groups(module, settings, inputs, groups)
+        zero = _read_zero(module, settings, values, runs(inputs, inputs // groups) if index is None else index)
         scale = np.ascontiguousarray(module.read_scale("scales").T)
-        return Grouped(values, scale, without_zeros(zero), bits), _read_groups(module, settings, inputs, groups)
+        return Grouped(values, scale, without_zeros(zero), bits), index
 
     return grouped_tensor((outputs, inputs), read)
 
 
-def _read_zero(module: Module, settings: Mapping[str, Any]) -> np.ndarray:
-    """Returns the zeros `[groups, out]`, and more outputs where the last word is not full."""
-    bits, words = settings["bits"], module.read("qzeros").view(np.uint32)
-    zero = center(unpack(words, bits), bits)
+def _read_zero(module: Module, settings: Mapping[str, Any], values: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Returns the zeros `[out, groups]` of values `[out, in]`, given the group of each input."""
+    bits, words, outputs = settings["bits"], module.read("qzeros").view(np.uint32), len(values)
+    zero = unpack(words, bits)[:, :outputs].T
     version = settings.get("checkpoint_format") or settings.get("format") or _V1
-    # Some writers of the second version call it the first. A symmetric model's zeros are in the middle.
+    # Some writers of version 2 label it version 1. A symmetric model's zeros are in the middle.
     if version == _V2 or (settings.get("sym", True) and not zero.any()):
         return zero
-    # The first version stores one less. Whoever wrote a zero of 0 subtracted from whole words, so that it borrowed.
-    ones = np.uint32((2**32 - 1) // (2**bits - 1))
-    return center(unpack(words + ones, bits), bits)
+    # Version 1 stores zeros minus one. Some writers subtract from whole words, so that a zero of 0 borrows from the
+    # next one, and others from each number alone.
+    ones, most = np.uint32((2**32 - 1) // (2**bits - 1)), 2 ** (bits - 1) - 1
+    borrowed, alone = unpack(words + ones, bits)[:, :outputs].T, np.where(zero == most, -most - 1, zero + 1)
+    if not (differ := borrowed != alone).any():
+        return borrowed
+    # Both are possible, and differ by one. The values of a group average to about its zero, since weights do to 0.
+    members = np.eye(zero.shape[1], dtype=np.float32)[index]
+    means = values.astype(np.float32) @ members / np.maximum(members.sum(axis=0), 1)
+    errors = [np.abs(means - one)[differ].sum() for one in (borrowed, alone)]
+    return borrowed if errors[0] <= errors[1] else alone.astype(np.int8)
 
 
 def _read_groups(module: Module, settings: Mapping[str, Any], inputs: int, groups: int) -> np.ndarray | None:
-    """Returns the group of each input, or nothing for equal runs of inputs, in order."""
-    # Where there are several groups, all zeros are what was never set.
+    """Returns the group of each input; `None` for equal runs of inputs, in order."""
+    # With several groups, an index of all zeros was never set.
     if "g_idx" in module and (groups == 1 or module.read("g_idx").any()):
         return module.read_groups("g_idx", inputs, groups)
     size = settings.get("group_size", -1)

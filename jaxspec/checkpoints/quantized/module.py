@@ -1,4 +1,4 @@
-"""Finds and checks the tensors that one quantized weight is made of."""
+"""Finds and checks the tensors of a quantized weight, and unpacks numbers from 32-bit words."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.checkpoints.stored_tensor import StoredTensor
-from jaxspec.core.files import DOWNLOAD_AGAIN, FileFormatError, reading
-from jaxspec.families.base import LazyTensor, Shape
-from jaxspec.families.grouped import Grouped
+from jaxspec.checkpoints.safetensors import StoredTensor
+from jaxspec.families.base import Grouped, LazyTensor, Shape
+from jaxspec.io.files import DOWNLOAD_AGAIN, FileFormatError, reading
 
 SCALES = ("F16", "BF16", "F32", "F8_E8M0")
 
@@ -21,7 +20,7 @@ class Module:
 
     Attributes:
       source: the folder, for error messages.
-      name: what the names of its tensors begin with.
+      name: the prefix of its tensors' names.
       tensors: all tensors of the checkpoint.
     """
 
@@ -33,23 +32,23 @@ class Module:
         return f"{self.name}.{part}" in self.tensors
 
     def error(self, part: str, problem: str) -> FileFormatError:
-        """Returns the error of one of its tensors."""
+        """Returns the error for one of its tensors."""
         return FileFormatError(self.source, f"tensor {self.name}.{part}", problem, DOWNLOAD_AGAIN)
 
     def find(self, part: str, dtypes: tuple[str, ...], shape: tuple[int | None, ...] | None = None) -> StoredTensor:
-        """Returns one of its tensors, not yet read.
+        """Returns one of its tensors, unread.
 
         Args:
-          part: the last part of its name.
-          dtypes: the types that it may have, by safetensors' names.
-          shape: what it must have; `None` stands for any size, or for any shape.
+          part: the last part of the tensor's name.
+          dtypes: the safetensors dtypes that it may have.
+          shape: the shape that it must have; `None` allows any size, or any shape.
 
         Raises:
-          FileFormatError: there is none, or it has another type or shape.
+          FileFormatError: the tensor is missing, or has another dtype or shape.
         """
         tensor = self.tensors.get(f"{self.name}.{part}")
         if tensor is None:
-            raise self.error(part, "is missing, and the other tensors of the quantized weight are there")
+            raise self.error(part, "is missing, but the other tensors of the quantized weight exist")
         if tensor.dtype not in dtypes:
             raise self.error(part, f"expected {' or '.join(dtypes)}, got {tensor.dtype}")
         sizes = tensor.shape if shape is None else shape
@@ -59,12 +58,12 @@ class Module:
         return tensor
 
     def read(self, part: str) -> np.ndarray:
-        """Reads one of its tensors, which `find` has found."""
+        """Reads one of its tensors, which `find` has checked."""
         with reading(self.source, f"tensor {self.name}.{part}"):
             return self.tensors[f"{self.name}.{part}"].read_stored()
 
     def read_scale(self, part: str) -> np.ndarray:
-        """Reads scales, in a float of 16 or 32 bits.
+        """Reads scales as 16-bit or 32-bit floats.
 
         Raises:
           FileFormatError: one is NaN or infinite.
@@ -76,29 +75,29 @@ class Module:
         return wide if scale.dtype.itemsize == 1 else scale
 
     def read_groups(self, part: str, inputs: int, groups: int) -> np.ndarray | None:
-        """Reads which group each input belongs to.
+        """Reads the group of each input.
 
         Returns:
           The groups; `None` if they are equal runs of inputs, in order.
 
         Raises:
-          FileFormatError: there are inputs of a group that there is not.
+          FileFormatError: an input belongs to a group that does not exist.
         """
         found = self.read(part)
         if found.size and not 0 <= found.min() <= found.max() < groups:
-            problem = f"expected the numbers of {groups} groups, got some from {found.min()} to {found.max()}"
+            problem = f"expected indices of {groups} groups, got values from {found.min()} to {found.max()}"
             raise self.error(part, problem)
         return None if inputs % groups == 0 and np.array_equal(found, runs(inputs, inputs // groups)) else found
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Describes one way to hold a weight in several tensors.
+    """Describes one way to store a weight in several tensors.
 
     Attributes:
-      first: the last part of the name of a tensor that only weights of this layout have.
-      parts: those of the tensors that hold the rest of it.
-      read: returns the weight, not yet read, given its module and the contents of `quantization_config`.
+      first: the last part of the name of a tensor that only this layout has.
+      parts: the last parts of the names of the other tensors.
+      read: returns the unread weight, given its module and the contents of `quantization_config`.
     """
 
     first: str
@@ -107,16 +106,16 @@ class Layout:
 
 
 def runs(inputs: int, size: int) -> np.ndarray:
-    """Returns the group of each input, where a group is a run of `size` inputs; the last may be shorter."""
+    """Returns the group of each input, where each group is a run of `size` inputs; the last may be shorter."""
     return np.arange(inputs) // size
 
 
 def grouped_tensor(shape: Shape, read: Callable[[], tuple[Grouped, np.ndarray | None]]) -> LazyTensor:
-    """Returns a weight that is read as floats or as it is quantized.
+    """Returns a weight that can be read as floats or in its quantized form.
 
     Args:
       shape: `[out, in]`.
-      read: reads values, scales and zeros, and the group of each input; nothing for equal runs of inputs, in order.
+      read: reads values, scales and zeros, and the group of each input; `None` for equal runs of inputs, in order.
     """
 
     def read_floats() -> np.ndarray:
@@ -134,5 +133,30 @@ def grouped_tensor(shape: Shape, read: Callable[[], tuple[Grouped, np.ndarray | 
 
 
 def without_zeros(zero: np.ndarray) -> np.ndarray | None:
-    """Returns zeros as `Grouped` holds them: nothing where all are 0."""
+    """Returns the zeros for `Grouped`: `None` if all are 0."""
     return np.ascontiguousarray(zero) if zero.any() else None
+
+
+def unpack(words: np.ndarray, bits: int) -> np.ndarray:
+    """Unpacks the numbers in rows of words to int8, and subtracts the middle, `2**(bits - 1)`.
+
+    Args:
+      words: `[n, m]`, int32 or uint32.
+      bits: the bits of each number, 4 (eight per word) or 8.
+    """
+    octets = np.ascontiguousarray(words, words.dtype.newbyteorder("<")).view(np.uint8)
+    numbers = octets if bits == 8 else np.stack((octets & 15, octets >> 4), axis=-1).reshape(len(words), -1)
+    return (numbers - np.uint8(1 << bits - 1)).view(np.int8)
+
+
+def pack(values: np.ndarray, bits: int) -> np.ndarray:
+    """Packs numbers of at least `-2**(bits - 1)` into rows of int32 words that `unpack` reads.
+
+    Args:
+      values: `[n, m]`, int8; a word holds `32 // bits` of them, which must divide `m`.
+      bits: the bits of each number, 4 or 8.
+    """
+    octets = values.view(np.uint8) + np.uint8(1 << bits - 1)
+    if bits == 4:
+        octets = octets[:, ::2] | octets[:, 1::2] << 4
+    return np.ascontiguousarray(octets).view("<i4")

@@ -1,4 +1,4 @@
-"""Lists the methods of quantization by the names that `config.json` has for them, and reads what they wrote."""
+"""Lists the quantization methods by their names in `config.json`, and reads their weights."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -7,12 +7,12 @@ from typing import Any
 
 from jaxspec.checkpoints.quantized import awq, compressed, float8, gptq
 from jaxspec.checkpoints.quantized.module import Layout, Module
-from jaxspec.checkpoints.stored_tensor import StoredTensor
+from jaxspec.checkpoints.safetensors import StoredTensor
 from jaxspec.families.base import LazyTensor
 from jaxspec.families.settings import Setting, SettingError, check_settings
 
 _KEYS = ("quantization_config", "compression_config")  # the second in older models of compressed-tensors
-# Of activations and caches, which stay floats here.
+# Tensors for activations and caches, which stay floats here.
 _OF_ACTIVATIONS = tuple(
     f".{what}_{kind}"
     for what in ("input", "output", "activation", "k", "v", "q")
@@ -22,13 +22,13 @@ _OF_ACTIVATIONS = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """Describes a method of quantization.
+    """Describes a quantization method.
 
     Attributes:
-      layouts: how it holds weights.
-      settings: what those of its settings that are read may be.
-      needs: the settings that it must have.
-      check: checks what lies deeper in its settings, given what stands in front of their names in an error.
+      layouts: the layouts of its weights.
+      settings: the allowed values of the settings that are read.
+      needs: the required settings.
+      check: checks nested settings, given the settings and the prefix of their names in errors.
     """
 
     layouts: tuple[Layout, ...]
@@ -52,7 +52,7 @@ METHODS: dict[str, Method] = {
 def read_quantized(
     source: Path, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
 ) -> dict[str, LazyTensor]:
-    """Returns the tensors of a checkpoint as those of a model that is not quantized.
+    """Returns the tensors of a checkpoint as those of an unquantized model.
 
     Args:
       source: the folder, for error messages.
@@ -60,12 +60,12 @@ def read_quantized(
       tensors: all tensors of the checkpoint.
 
     Returns:
-      The tensors: each quantized weight as one of floats, the others as they are. All as they are if `config` does not
-      speak of quantization, or of a method that is not in the table.
+      The tensors: quantized weights are read as floats, and the others are unchanged. All are unchanged if `config`
+      names no quantization method, or one that is not in the table.
 
     Raises:
-      SettingError: the method's settings are missing, of another type or not supported.
-      FileFormatError: the tensors of a weight are missing, or of another type or shape.
+      SettingError: the method's settings are missing, of the wrong type or not supported.
+      FileFormatError: tensors of a weight are missing, or have another dtype or shape.
     """
     method, settings = _method_of(config)
     if method is None:
@@ -80,30 +80,30 @@ def read_quantized(
             for part in (layout.first, *layout.parts):
                 found.pop(f"{module.name}.{part}", None)
             if f"{module.name}.weight" in found:
-                raise module.error("weight", f"expected the weight once, got it beside {layout.first} too")
+                raise module.error("weight", f"expected the weight once, got it and {layout.first}")
             found[f"{module.name}.weight"] = weight
     return found
 
 
 def hold_quantized(names: Iterable[str]) -> bool:
-    """Returns whether tensors of these names hold a quantized weight in one of the layouts."""
+    """Returns whether tensors with these names hold a quantized weight in one of the layouts."""
     ends = tuple(f".{layout.first}" for method in METHODS.values() for layout in method.layouts)
     return any(name.endswith(ends) for name in names)
 
 
 def is_read(config: Mapping[str, Any]) -> bool:
-    """Returns whether a model is quantized by one of the methods in the table."""
+    """Returns whether a model is quantized by a method in the table."""
     return any(_named(config.get(key)) for key in _KEYS)
 
 
 def _named(settings: Any) -> str:
-    """Returns the name of the method, empty if it is none of the table."""
+    """Returns the name of the method; empty if it is not in the table."""
     name = settings.get("quant_method") if isinstance(settings, Mapping) else None
     return name if isinstance(name, str) and name in METHODS else ""
 
 
 def _method_of(config: Mapping[str, Any]) -> tuple[Method | None, Mapping[str, Any]]:
-    """Returns the method that a model is quantized by, and its settings, checked."""
+    """Returns a model's quantization method and its checked settings."""
     for key in _KEYS:
         settings = config.get(key) or {}
         if name := _named(settings):

@@ -1,4 +1,4 @@
-"""Reads and writes early exits: blocks and norm by the names of their parameters, and the ids of a draft vocabulary."""
+"""Reads and writes early exits: blocks and norm under the names of their parameters, and a draft vocabulary's ids."""
 
 import os
 from collections.abc import Iterator
@@ -11,19 +11,18 @@ import numpy as np
 
 from jaxspec.checkpoints.huggingface import read_integers, read_tensors, write_folder
 from jaxspec.checkpoints.params import build_params
-from jaxspec.contrib.exit_head.head import EarlyExitHead
-from jaxspec.contrib.exit_head.network import ExitConfig, ExitNetwork
+from jaxspec.contrib.exit_head.head import EarlyExitHead, ExitConfig, ExitNetwork
 from jaxspec.families.base import ParamMapping
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import parameter_axes, placed
 from jaxspec.sharding.placement import Placement
 
 _TYPE, _IDS = "jaxspec-early-exit", "token_map"
-# Sizes by the fields of `ExitConfig`.
+# Settings by the fields of `ExitConfig`.
 _SIZES = {
     "width": "hidden_size",
     "mlp_width": "intermediate_size",
-    "num_blocks": "num_blocks",  # may be none, as layers may not
+    "num_blocks": "num_blocks",  # may be 0, unlike a number of layers
     "norm": "norm",
     "norm_eps": "rms_norm_eps",
 }
@@ -32,24 +31,27 @@ _SIZES = {
 def read_early_exit(
     folder: Path, config: dict[str, Any], target: LanguageModel, dtype: jnp.dtype, placement: Placement | None = None
 ) -> EarlyExitHead:
-    """Reads the exit in a folder with `config.json` and safetensors.
+    """Reads the early exit in a folder with `config.json` and safetensors.
 
     Args:
-      folder: where it lies.
+      folder: the folder.
       config: the contents of its `config.json`.
-      target: the model that it was trained for, which lends rows of its output head.
-      dtype: of weights and activations; normalization scales stay float32.
-      placement: where parameters go; `None` is the default device.
+      target: the model that it was trained for, which provides rows of its output head.
+      dtype: the dtype of weights and activations; normalization scales stay float32.
+      placement: the placement of parameters; `None` is the default device.
+
+    Returns:
+      The exit.
 
     Raises:
-      ValueError: it is for a target of other sizes, or does not say; a tensor is missing, left over, of another shape
-        or not finite.
+      ValueError: a setting is missing, or it is for a target of other sizes; a tensor is missing, unexpected, of the
+        wrong shape or not finite.
     """
     try:
         sizes = ExitConfig(**{own: config[theirs] for own, theirs in _SIZES.items()})
         layers, vocab_size = config["exit_layers"], config["vocab_size"]
     except KeyError as error:
-        raise ValueError(f"{folder}: config.json does not say {error}; train the exit again") from None
+        raise ValueError(f"{folder}: config.json lacks {error}; train the exit again") from None
     own = target.module.config
     if (sizes.width, vocab_size) != (own.width, own.vocab_size) or layers >= own.num_layers:
         raise ValueError(
@@ -70,7 +72,7 @@ def read_early_exit(
 
 
 def write_early_exit(head: EarlyExitHead, target: LanguageModel, folder: str | os.PathLike[str]) -> None:
-    """Writes an exit in bfloat16, without what it takes from its target; the folder appears whole or not at all.
+    """Writes an exit in bfloat16, without the target's parameters; the folder appears complete or not at all.
 
     Raises:
       FileExistsError: the folder exists.
@@ -86,7 +88,6 @@ def write_early_exit(head: EarlyExitHead, target: LanguageModel, folder: str | o
 
 
 def _tensors(module: ExitNetwork) -> Iterator[ParamMapping]:
-    """Returns every parameter by its path."""
     state = jax.ShapeDtypeStruct((1, 1, module.config.width), module.dtype)
     shapes = jax.eval_shape(module.init, jax.random.key(0), state)["params"]
     for keys, x in jax.tree.leaves_with_path(shapes):

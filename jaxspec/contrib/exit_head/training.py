@@ -1,8 +1,8 @@
-"""Trains an early exit of a frozen target: it reads what the first layers know already.
+"""Trains an early exit of a frozen target, which reads out what its first layers already know.
 
-The exit begins as the one that `EarlyExitDrafter` has without training: the target's final norm, blocks that add
-nothing, and the target's output head. It learns the target's distribution of each answer token, from the state that
-the first layers leave of the token before.
+Training starts from the exit that `EarlyExitDrafter` has without training: blocks that add nothing, the target's final
+norm, and its output head. The exit learns the target's distribution of each answer token, from the first layers' state
+of the token before.
 """
 
 import dataclasses
@@ -20,32 +20,34 @@ from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.early_exit import EarlyExitDrafter
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.matmul import project
-from jaxspec.training.batching import Batch, at_places
+from jaxspec.training.dataset import Batch, at_places
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
 from jaxspec.training.recipe import Recipe, check_at_least, option
 
 
 @dataclasses.dataclass(frozen=True)
 class EarlyExitRecipe(Recipe):
-    """Trains an exit after some layers of a target that stays as it is: blocks and a norm before the target's own head.
+    """Trains an exit after some layers of a frozen target: blocks and a norm before the target's own head.
 
-    For SmolLM2-135M and the defaults 2.7 million parameters are trained. Verification goes on from what drafting
-    computed, as without training.
+    With SmolLM2-135M and the defaults, 2.7 million parameters are trained. Verification resumes from the results of
+    drafting, as it does without training.
 
     Example:
       >>> jaxspec.contrib.exit_head.EarlyExitRecipe.of(target, layers=2).layers
       2
     """
 
-    layers: int = option("After how many of the target's layers it exits.")
-    mlp_width: int | None = option("Of each block; by default the target's.", default=None)
-    blocks: int = option("Before the norm; 0 trains the norm alone.", default=1)
+    layers: int = option("The number of the target's layers before the exit.")
+    mlp_width: int | None = option("The inner width of each block; by default the target's.", default=None)
+    blocks: int = option("The number of blocks before the norm; 0 trains only the norm.", default=1)
     draft_vocabulary: int | None = option(
-        "How many tokens it may guess, the most frequent of the data; None is all of them.", default=8192
+        "How many of the data's most frequent tokens it can guess; None means all tokens.", default=8192
     )
-    places: int = option("The most places chosen in a row of the batch.", default=224)
-    divergence: Divergence = option("Of the exit's distribution from the target's.", default_factory=ForwardKL)
-    k: int = option("Drafts a round where it is evaluated.", default=4)
+    places: int = option("The most places to choose in a row of the batch.", default=224)
+    divergence: Divergence = option(
+        "The divergence of the exit's distribution from the target's.", default_factory=ForwardKL
+    )
+    k: int = option("Drafts a round in evaluation.", default=4)
 
     def __post_init__(self):
         check_at_least(self, 1, "layers", "mlp_width", "draft_vocabulary", "places", "k")
@@ -56,7 +58,7 @@ class EarlyExitRecipe(Recipe):
         """Returns the recipe with an exit after a quarter of the target's layers, unless `layers` is given.
 
         Raises:
-          ValueError: the target has not more layers than that.
+          ValueError: the target has no layers after the exit.
         """
         defaults: dict[str, Any] = {"layers": max(1, target.module.config.num_layers // 4)}
         recipe = cls(**(defaults | options))
@@ -94,7 +96,7 @@ class EarlyExitRecipe(Recipe):
         write_early_exit(self.head(params, target), target, path)
 
     def head(self, params: Any, target: LanguageModel) -> EarlyExitHead:
-        """Returns the exit of these parameters, with its rows of the target's output head."""
+        """Returns the exit with these parameters, and with its rows of the target's output head."""
         own, ids = params["exit"], params.get("ids")
         dtype = own["final_norm"]["scale"].dtype
         if ids is not None:
@@ -104,12 +106,8 @@ class EarlyExitRecipe(Recipe):
 
 
 def _before_answers(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b a"], Bool[Array, "b a"]]:
-    """Draws `count` places of each row whose next token is an answer's.
-
-    Returns:
-      The places, rising, and which of them precede an answer's token: a row may have fewer than `count`.
-    """
+    """Draws at most `count` places before answer tokens of each row, increasing; returns which of them are valid."""
     fits = jnp.pad(batch.answer[:, 1:], ((0, 0), (0, 1)))
-    order = jnp.where(fits, jax.random.uniform(key, fits.shape), -1.0)
+    order = jnp.where(fits, jax.random.uniform(key, fits.shape, jnp.float32), -1.0)
     places = jnp.sort(jax.lax.top_k(order, min(count, fits.shape[1]))[1].astype(jnp.int32), axis=1)
     return places, at_places(fits, places)

@@ -1,7 +1,7 @@
 """Defines the network of DFlash (2602.06036) and DSpark: a few layers that guess all tokens of a block in one pass.
 
-The block is the last committed token and masks; what came before it is known by hidden states of the
-target, which every layer reads as extra keys and values at their own positions:
+The block is the last committed token followed by masks. Earlier text enters through hidden states of the target, which
+every layer reads as extra keys and values at their own positions:
 
     text        a  b  c  d          d is committed, its states are not known yet
     context     A  B  C             from the target's states after a, b, c
@@ -9,7 +9,7 @@ target, which every layer reads as extra keys and values at their own positions:
     predicts             x  y  z    DSpark: the block's first place predicts too
                          .  x  y    DFlash: it does not
 
-The context's keys and values are computed once for each token of the text; the block's own are never kept.
+The context's keys and values are computed once for each token of the text; the block's are never kept.
 """
 
 import dataclasses
@@ -21,13 +21,14 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.core.parts import whole
+from jaxspec.core.parts import unsharded
+from jaxspec.heads.dflash.correction import Correction
+from jaxspec.heads.dflash.selector import BlockConvolution, Convolution
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.config import TransformerConfig
+from jaxspec.nn.layers import Dense, weight
 from jaxspec.nn.norm import Norm
-from jaxspec.nn.transformer import MLP, Dense
-from jaxspec.nn.weight import weight
 from jaxspec.ops.matmul import project
 from jaxspec.ops.rope import Rope, apply_rope
 
@@ -38,20 +39,28 @@ _init = nn.initializers.normal(0.02)
 class DFlashConfig(TransformerConfig):
     """Sets the hyperparameters of a DFlash head, whose layers are those of a decoder.
 
-    `vocab_size` is that of the draft vocabulary, `num_layers` and `mlp_width` are the head's own, `width` is the
+    `vocab_size` is the size of the draft vocabulary, `num_layers` and `mlp_width` are the head's, and `width` is the
     target's.
 
     Attributes:
-      block_size: tokens of a block, the last committed one included.
-      num_features: how many hidden states of the target are read.
-      feature_norms: whether each of them is normalized before they are mixed: states of late layers are far larger.
+      block_size: the number of tokens of a block, including the last committed one.
+      num_features: the number of the target's hidden states that it reads.
+      feature_norms: whether to normalize each state before they are mixed, as those of late layers are far larger.
       first_predicts: whether the block's first place predicts the token after it (DSpark), or only the masks predict
-        the tokens in their own places (DFlash).
-      markov_rank: the rank of what a drafted token adds to the logits of the next one (DSpark, equation 5); 0 is
-        nothing.
-      confidence: what the estimate of a draft's acceptance is made from: nothing, the draft's own place in the block,
-        or that and the token before it.
-      causal_layers: for each layer whether a place sees only those before it; empty is none.
+        the tokens in their places (DFlash).
+      markov_rank: the rank of the term that a drafted token adds to the logits of the next one (DSpark, equation 5); 0
+        means no such term.
+      confidence: the inputs of the estimate of a draft's acceptance: none, the draft's place in the block, or that
+        place and the token before it.
+      causal_layers: for each layer, whether a place sees only those before it; empty means no layer.
+      windows_from_anchor: whether all places of a block see the context from `window` tokens before its first one on;
+        if not, a window of `window` tokens ends at each place and, in a layer that is not causal, also begins there.
+      raw_embedding: whether tokens enter as rows of the embedding times `embedding_scale`, not as the target's input.
+      logit_scale: a factor of the output head's logits.
+      logit_cap: the bound `c` of capped logits, `c * tanh(logits / c)`; `None` means no bound.
+      convolution: the convolutions around each sublayer, within a block (DFlash2); `None` means none.
+      correction: the correction of a draft's logits given the drafts before it; `None` means the Markov head's, if
+        `markov_rank` is not 0.
     """
 
     block_size: int = 7
@@ -61,18 +70,30 @@ class DFlashConfig(TransformerConfig):
     markov_rank: int = 0
     confidence: Literal["none", "place", "place and token"] = "none"
     causal_layers: tuple[bool, ...] = ()
+    windows_from_anchor: bool = False
+    raw_embedding: bool = False
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+    convolution: Convolution | None = None
+    correction: Correction | None = None
 
     def __post_init__(self):
         super().__post_init__()
         if self.num_drafts < 1:
-            raise ValueError(f"a block must predict a token at least, got block_size={self.block_size}")
-        if self.confidence == "place and token" and self.markov_rank == 0:
+            raise ValueError(f"a block must predict at least one token, got block_size={self.block_size}")
+        rank = self.markov_rank if self.correction is None else self.correction.token_rank
+        if self.confidence == "place and token" and rank == 0:
             raise ValueError("confidence from the token before needs a markov_rank above 0, got 0")
 
     @property
     def num_drafts(self) -> int:
         """The number of tokens that a block predicts."""
         return self.block_size if self.first_predicts else self.block_size - 1
+
+    @property
+    def keeps_anchor(self) -> bool:
+        """Whether a block's first place, which predicts nothing, has a state that the correction reads."""
+        return not self.first_predicts and self.correction is not None and self.correction.reads_anchor
 
 
 class DFlashAttention(nn.Module):
@@ -111,17 +132,20 @@ class DFlashAttention(nn.Module):
         self,
         x: Float[Array, "b t d"],
         positions: Int[Array, "b t"],
+        starts: Int[Array, "b t"],
         cache: KVCache | None,
         context: KVEntries | None,
         context_positions: Int[Array, "b s"] | None,
         mask: Bool[Array, "b t u"],
     ) -> Float[Array, "b t d"]:
-        config = self.config
+        config, window = self.config, self.config.windows[self.layer]
         queries = self.query(x)
         if config.query_key_norm:
             queries = self.query_norm(queries)
         queries = apply_rope(queries, positions, self._rope)
         keys, values = self.keys_values(x, positions)
+        if window is not None and config.windows_from_anchor:  # all places count from the block's first one
+            positions, window = starts, window + 1
         if context is not None and context_positions is not None:
             before = (jnp.swapaxes(part[self.layer], 1, 2) for part in (context.keys, context.values))
             keys, values = (jnp.concatenate(both, axis=1) for both in zip(before, (keys, values), strict=True))
@@ -131,13 +155,13 @@ class DFlashAttention(nn.Module):
             Fresh(keys, values, positions, mask),
             None if cache is None else History(cache, self.layer),
             scale=config.score_scale,
-            window=config.windows[self.layer],
+            window=window,
         )
         return self.output(attended.reshape(*attended.shape[:2], -1))
 
 
 class DFlashLayer(nn.Module):
-    """Applies attention and feed-forward, each added to the residual stream."""
+    """Applies attention and a feed-forward layer, each added to the residual stream."""
 
     config: DFlashConfig
     layer: int
@@ -146,15 +170,23 @@ class DFlashLayer(nn.Module):
     def setup(self):
         self.attention_norm, self.mlp_norm = Norm(self.config), Norm(self.config)
         self.attention = DFlashAttention(self.config, self.layer, self.dtype)
-        self.mlp = MLP(self.config, self.dtype)
+        self.mlp = self.config.layers[self.layer].feed_forward.build(self.dtype)
+        if (convolution := self.config.convolution) is not None:
+            parts = (convolution, self.config.width, self.config.block_size, self.dtype)
+            self.attention_conv, self.mlp_conv = BlockConvolution(*parts), BlockConvolution(*parts)
 
     def __call__(self, x: Float[Array, "b t d"], *seen: Any) -> Float[Array, "b t d"]:
-        x = x + self.attention(self.attention_norm(x), *seen)
-        return x + self.mlp(self.mlp_norm(x))
+        if self.config.convolution is None:
+            x = x + self.attention(self.attention_norm(x), *seen)
+            return x + self.mlp(self.mlp_norm(x))
+        inputs, kernel = self.attention_conv(self.attention_norm(x))
+        x = x + self.attention_conv.convolve(self.attention(inputs, *seen), kernel)
+        inputs, kernel = self.mlp_conv(self.mlp_norm(x))
+        return x + self.mlp_conv.convolve(self.mlp(inputs), kernel)
 
 
 class DFlashNetwork(nn.Module):
-    """Applies the layers, their inputs, and the heads on them.
+    """Applies the layers to their inputs, and the heads to the results.
 
     `head` holds the target's frozen rows for the draft vocabulary; everything else is trained.
     """
@@ -172,18 +204,20 @@ class DFlashNetwork(nn.Module):
         self.layer = [DFlashLayer(config, number, self.dtype) for number in range(config.num_layers)]
         self.head = weight(self, "head", (config.vocab_size, config.width), self.dtype)
         if rank:
-            # The last row is that of every token outside of the draft vocabulary.
+            # The last row is for all tokens outside the draft vocabulary.
             self.markov_before = self.param("markov_before", _init, (config.vocab_size + 1, rank), self.dtype)
             self.markov_after = self.param("markov_after", _init, (config.vocab_size, rank), self.dtype)
+        if config.correction is not None:
+            self.correction = config.correction.build(config, self.dtype)
         if config.confidence != "none":
             self.trust = Dense((1,), True, self.dtype)
 
     def context(self, hidden: tuple[Array, ...], positions: Int[Array, "b t"]) -> KVEntries:
-        """Returns the keys and values that all layers read of the target's states `[b, t, d]` at these positions."""
+        """Returns all layers' keys and values of the context: the target's states `[b, t, d]` at these positions."""
         hidden = tuple(x.astype(self.dtype) for x in hidden)
         if self.config.feature_norms:
             hidden = tuple(norm(x) for norm, x in zip(self.state_norm, hidden, strict=True))
-        context = self.context_norm(self.mix(whole(jnp.concatenate(hidden, axis=-1))))
+        context = self.context_norm(self.mix(unsharded(jnp.concatenate(hidden, axis=-1))))
         pairs = [layer.attention.keys_values(context, positions) for layer in self.layer]
         return KVEntries(*(jnp.swapaxes(jnp.stack(part), 2, 3) for part in zip(*pairs, strict=True)))
 
@@ -196,12 +230,14 @@ class DFlashNetwork(nn.Module):
     ) -> Float[Array, "b a n d"]:
         """Returns the states of `num_drafts` places of each block, from which their tokens are predicted.
 
+        If the configuration `keeps_anchor`, that of the block's first place precedes them.
+
         Args:
           anchors: the embedding of each block's first token; its other tokens are masks.
-          positions: where each stands.
+          positions: the position of each block's first token.
           cache: the context, all of it before every block.
-          context: or, for blocks of one text that begin in different places, the context of the text's first tokens,
-            of which each block sees those before it.
+          context: alternatively, for blocks that begin at different places of one text, the context of its first
+            tokens, of which each block sees those before it.
         """
         config = self.config
         batch, blocks, width = anchors.shape
@@ -209,29 +245,55 @@ class DFlashNetwork(nn.Module):
         x = jnp.concatenate([anchors.astype(self.dtype)[:, :, None], masks], axis=2).reshape(batch, -1, width)
         places = positions[..., None] + jnp.arange(config.block_size, dtype=jnp.int32)[None, None]
         places = places.reshape(batch, -1)
-        before, before_positions = _context_seen(positions, context, config.block_size)
+        starts = jnp.repeat(positions, config.block_size, axis=1)
+        before, before_positions = None, None
+        if context is not None:  # each place sees the tokens before its block
+            time = context.keys.shape[3]
+            before_positions = jnp.broadcast_to(jnp.arange(time, dtype=jnp.int32)[None], (batch, time))
+            before = before_positions[:, None] < starts[..., None]
         for number, layer in enumerate(self.layer):
             causal = bool(config.causal_layers) and config.causal_layers[number]
-            own = jnp.broadcast_to(_own_block(blocks, config.block_size, causal)[None], (batch, *(x.shape[1],) * 2))
+            window = None if config.windows_from_anchor else config.windows[number]
+            own = _own_block(blocks, config.block_size, 1 if causal else window)
+            own = jnp.broadcast_to(own[None], (batch, *(x.shape[1],) * 2))
             mask = own if before is None else jnp.concatenate([before, own], axis=-1)
-            x = layer(x, places, cache, context, before_positions, mask)
+            x = layer(x, places, starts, cache, context, before_positions, mask)
         x = self.final_norm(x).reshape(batch, blocks, config.block_size, width)
-        return x if config.first_predicts else x[:, :, 1:]
+        return x if config.first_predicts or config.keeps_anchor else x[:, :, 1:]
 
     def logits(self, places: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
-        """Returns each draft's logits without what the token before it adds, float32."""
-        return project(places, self.head).astype(jnp.float32)
+        """Returns each draft's logits without the Markov head's term, float32."""
+        scale, cap = self.config.logit_scale, self.config.logit_cap
+        logits = project(places, self.head).astype(jnp.float32)
+        logits = logits if scale == 1.0 else logits * scale
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
 
     def before(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t r"]:
-        """Embeds the token before a draft, given by its place in the draft vocabulary; -1 is outside."""
+        """Embeds the token before a draft, given by its index in the draft vocabulary, or -1 if outside."""
         return self.markov_before[tokens]
 
     def added(self, before: Float[Array, "b t r"]) -> Float[Array, "b t v"]:
-        """Returns what the token before a draft adds to its logits, float32."""
+        """Returns the Markov head's term of a draft's logits, float32."""
         return project(before, self.markov_after).astype(jnp.float32)
 
+    def before_of(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t r"]:
+        """Embeds the target's tokens before drafts with the correction's embedding."""
+        return self.correction.before(tokens)
+
+    def start(self, tokens: Int[Array, "b 1"], states: Float[Array, "b 1 d"] | None) -> Any:
+        """Returns what the correction keeps before the first draft, given the anchors and their places' states."""
+        return self.correction.start(tokens, states)
+
+    def corrected(self, *given: Any) -> tuple[Float[Array, "b 1 n"], Any]:
+        """Returns a draft's corrected logits, and what the correction keeps; see `Correction`."""
+        return self.correction(*given)
+
+    def refined(self, *given: Any) -> Float[Array, "b k n"]:
+        """Returns all drafts' logits from a parallel correction."""
+        return self.correction.refine(*given)
+
     def trusted(self, places: Float[Array, "b t d"], before: Float[Array, "b t r"] | None) -> Float[Array, "b t"]:
-        """Returns the log-odds that a draft is accepted if those before it are, before it is drawn; float32."""
+        """Returns the log-odds, before it is drawn, that a draft is accepted if those before it are; float32."""
         if self.config.confidence == "place":
             known = places
         else:
@@ -240,33 +302,28 @@ class DFlashNetwork(nn.Module):
         return self.trust(known)[..., 0].astype(jnp.float32)
 
     def every_parameter(self) -> None:
-        """Uses each parameter once, so that Flax makes them all."""
+        """Uses every parameter once, so that Flax creates all of them."""
         config = self.config
         zeros = jnp.zeros((1, 1, config.width), self.dtype)
         at = jnp.zeros((1, 1), jnp.int32)
         context = self.context((zeros,) * config.num_features, at)
         x = self(zeros, at + 1, None, context)[:, 0]
-        self.logits(x)
+        logits = self.logits(x[:, -config.num_drafts :])
+        if (correction := config.correction) is not None:
+            token, state = at, x[:, :1]
+            if correction.parallel:
+                self.refined(jnp.zeros((1, 2), jnp.int32), x, logits, jnp.arange(config.vocab_size, dtype=jnp.int32))
+            else:
+                self.corrected(self.start(token, state), jnp.int32(0), token, zeros, state, logits[:, :1])
         before = self.before(jnp.zeros(x.shape[:2], jnp.int32)) if config.markov_rank else None
         if before is not None:
             self.added(before)
         if config.confidence != "none":
-            self.trusted(x, before)
+            self.trusted(x, before if config.correction is None else self.before_of(jnp.zeros(x.shape[:2], jnp.int32)))
 
 
-def _own_block(blocks: int, size: int, causal: bool) -> Bool[Array, "t t"]:
-    """Returns the mask of which places see which: those of the same block."""
+def _own_block(blocks: int, size: int, ahead: int | None) -> Bool[Array, "t t"]:
+    """Returns the attention mask between places: those of the same block, fewer than `ahead` after a place."""
     place = jnp.arange(blocks * size, dtype=jnp.int32)
     same = place[:, None] // size == place[None] // size
-    return same & (place[None] <= place[:, None]) if causal else same
-
-
-def _context_seen(
-    positions: Int[Array, "b a"], context: KVEntries | None, size: int
-) -> tuple[Bool[Array, "b p s"] | None, Int[Array, "b s"] | None]:
-    """Returns which of the text's first `s` tokens each of the `p` places of all blocks sees, and their positions."""
-    if context is None:
-        return None, None
-    batch, time = positions.shape[0], context.keys.shape[3]
-    order = jnp.broadcast_to(jnp.arange(time, dtype=jnp.int32)[None], (batch, time))
-    return order[:, None] < jnp.repeat(positions, size, axis=1)[..., None], order
+    return same if ahead is None else same & (place[None] < place[:, None] + ahead)

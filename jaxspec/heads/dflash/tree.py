@@ -1,15 +1,15 @@
-"""Drafts the tree of the most probable paths through a block: for hardware that scores many tokens as fast as one.
+"""Drafts the tree of the most probable paths through a block, for hardware that scores many tokens as fast as one.
 
-One pass of the head knows something of each place. A path's probability is the product of its tokens' probabilities:
+One pass of the head gives a distribution for each place. A path's probability is the product of its tokens':
 
     place 0      a .6   b .3      the best `top_k` tokens after the text
-    place 1      c .5   d .4      the same below a and b, or moved by them with a Markov head (DSpark)
+    place 1      c .5   d .4      equal below a and b, or moved by them with a Markov head (DSpark)
     4 nodes      a, ac, b, ad     the most probable paths: .6 .3 .3 .24
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,12 @@ from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.state import Context, Proposal
-from jaxspec.core.tree_arguments import positive
-from jaxspec.drafters.base import Drafter
+from jaxspec.core.tree import positive
+from jaxspec.drafters.base import Drafter, DrafterInfo
 from jaxspec.drafters.dynamic_tree import Candidates, best_children, check_nodes, expand, join, submit
-from jaxspec.drafters.frontier import descend, first_paths, of_rows
+from jaxspec.drafters.frontier import descend, first_paths, keep_rows
 from jaxspec.drafters.processed import process_part
-from jaxspec.heads.dflash.drafter import DFlashDrafter, DFlashState
-from jaxspec.heads.dflash.head import DFlashHead
+from jaxspec.heads.dflash.head import DFlashDrafter, DFlashHead, DFlashState
 
 
 @register_dataclass
@@ -34,17 +33,17 @@ from jaxspec.heads.dflash.head import DFlashHead
 class DFlashTreeDrafter(Drafter):
     """Drafts the most probable alternatives of each place of a block, in one pass of the head.
 
-    The tree is a function of the text, and its tokens are certain, so any verifier of trees keeps the target's
+    The tree is a function of the text, and its tokens are certain, so any tree verifier preserves the target's
     distribution.
 
     Attributes:
-      head: from `jaxspec.load_head`, or a `jaxspec.heads.dflash.training.DFlashRecipe`.
-      nodes: how many drafts are submitted to verification.
-      top_k: how many children a node has, and how many nodes of a level may have some.
-      depth: the most drafts along one path, at most what the head was trained for, which is the default.
+      head: a head from `jaxspec.load_head`, or trained by `jaxspec.heads.dflash.training.DFlashRecipe`.
+      nodes: the number of drafts to submit to verification.
+      top_k: the number of children of a node, and the largest number of nodes of a level with children.
+      depth: the largest number of drafts along one path, by default and at most that the head was trained for.
 
     Raises:
-      ValueError: there are not so many nodes, or places.
+      ValueError: the tree cannot have that many nodes, or the block that many places.
 
     References:
       DFlash (2026), arXiv:2602.06036; expand and rerank of EAGLE-2: Li et al. (2024), arXiv:2406.16858, section 4.
@@ -55,8 +54,6 @@ class DFlashTreeDrafter(Drafter):
       >>> jaxspec.generate(target, drafter, prompt, max_new_tokens=8).tokens.shape
       (2, 8)
     """
-
-    name: ClassVar[str] = "dflash-tree"
 
     head: DFlashHead
     nodes: int = dataclasses.field(default=63, metadata={"static": True})
@@ -70,10 +67,15 @@ class DFlashTreeDrafter(Drafter):
         if self.top_k > vocabulary:
             raise ValueError(f"top_k is {self.top_k}, the head guesses {vocabulary} tokens; pass fewer")
         check_nodes(self.nodes, self.top_k, places)
+        if (correction := self.head.config.correction) is not None:
+            raise ValueError(
+                f"a tree needs a head without correction or with a vanilla Markov head over its own draft vocabulary, "
+                f"got {type(correction).__name__}; pass DFlashDrafter(head)"
+            )
 
     @property
     def _chain(self) -> DFlashDrafter:
-        """What drafts a chain with the same head, and keeps the same context."""
+        """The drafter of a chain with the same head, and with the same context."""
         return DFlashDrafter(self.head, k=self.depth)
 
     @property
@@ -98,12 +100,8 @@ class DFlashTreeDrafter(Drafter):
         return self.head.capture
 
     @property
-    def context_length(self) -> int | None:
-        return self.head.context_length
-
-    @property
-    def network(self) -> DFlashHead:
-        return self.head
+    def info(self) -> DrafterInfo:
+        return DrafterInfo(self.head, self.head.context_length)
 
     def check(self, target: Model) -> None:
         self._chain.check(target)
@@ -111,9 +109,15 @@ class DFlashTreeDrafter(Drafter):
     def init(self, context, prefilled, slots) -> DFlashState:
         return self._chain.init(context, prefilled, slots)
 
+    def held(self, state: DFlashState) -> Int[Array, "b"]:
+        return self._chain.held(state)
+
+    def extend(self, state: DFlashState, context, prefilled, start) -> DFlashState:
+        return self._chain.extend(state, context, prefilled, start)
+
     def propose(self, rng: Rng, state: DFlashState, context: Context) -> tuple[Proposal, DFlashState]:
         del rng  # nothing is drawn
-        last = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
+        last = context.last
         logits = self.head.logits(self._chain.known(state, context))
         children = self._children(context, logits)
         scores, tokens = children(jnp.int32(0), last, None)
@@ -134,7 +138,7 @@ class DFlashTreeDrafter(Drafter):
             _, below = jax.lax.scan(level, (found.tokens, found.scores, path), places)
             found = join(found, below)
         proposal, _ = submit(found, self.top_k, self.nodes, self.max_drafts, None, None)
-        return of_rows(proposal, context.able), state
+        return keep_rows(proposal, context.draftable), state
 
     def observe(self, state: DFlashState, context: Context, verdict: Any, hidden: tuple[Array, ...]) -> DFlashState:
         return self._chain.observe(state, context, verdict, hidden)
@@ -142,9 +146,10 @@ class DFlashTreeDrafter(Drafter):
     def _children(
         self, context: Context, logits: Float[Array, "b k n"]
     ) -> Callable[[Array, Array, Array | None], tuple[Array, Array]]:
-        """Returns what finds the best children of nodes, `[b, w, c]` scores and tokens.
+        """Returns a function that finds the best children of nodes: scores and tokens, `[b, w, c]`.
 
-        It is given the children's place, the nodes' tokens, and the paths down to them, if a processor reads them.
+        Its arguments are the children's place, the nodes' tokens, and the paths down to them, if a processor reads
+        them.
         """
         head, by_place = self.head, lambda x: jnp.swapaxes(x, 0, 1)[:, :, None]
 

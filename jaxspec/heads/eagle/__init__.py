@@ -1,35 +1,30 @@
-"""Drafts with EAGLE-1 (2401.15077), EAGLE-3 (2503.01840), P-EAGLE (2602.01469) or multi-token prediction.
-
-The last is of DeepSeek-V3 (2412.19437).
-"""
+"""Drafts with EAGLE-1 (2401.15077), EAGLE-3 (2503.01840) or DeepSeek-V3's multi-token prediction (2412.19437)."""
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jaxspec._lazy import lazy
+from etils import epy as _epy
+
 from jaxspec.heads.base import HeadKind
 
-if TYPE_CHECKING:
+with _epy.lazy_api_imports(globals()):
     from jaxspec.heads.eagle.checkpoint import write_eagle as write_eagle
-    from jaxspec.heads.eagle.drafter import EagleDrafter as EagleDrafter
-    from jaxspec.heads.eagle.head import EagleHead as EagleHead
-    from jaxspec.heads.eagle.head import init as init
+    from jaxspec.heads.eagle.head import EagleDrafter as EagleDrafter, EagleHead as EagleHead, init as init
     from jaxspec.heads.eagle.mtp import init_mtp as init_mtp
-    from jaxspec.heads.eagle.parallel import init_parallel as init_parallel
     from jaxspec.heads.eagle.training import EagleRecipe as EagleRecipe
 
-_MTP = re.compile(r"^(?:model\.)?layers\.\d+\.eh_proj\.weight$")
+_MTP = re.compile(r"^(?:(?:model\.)?layers\.\d+\.eh_proj|mtp_layers\.0\.input_proj)\.weight$")
 
 
 def _recognizes(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> bool:
-    """Tells whether these are tensors of EAGLE-1 or EAGLE-3."""
+    """Returns whether these are tensors of EAGLE-1 or EAGLE-3."""
     del config
     return "fc.weight" in tensors and any(name.startswith(("midlayer.", "layers.0.")) for name in tensors)
 
 
 def _recognizes_mtp(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> bool:
-    """Tells whether a multi-token prediction module is among these tensors."""
+    """Returns whether these tensors include a multi-token prediction module."""
     del config
     return any(_MTP.match(name) for name in tensors)
 
@@ -41,7 +36,7 @@ KIND = HeadKind(
     head_at="head.EagleHead",
     read_at="checkpoint.read_eagle",
     init_at="head.init",
-    drafter_at="drafter.EagleDrafter",
+    drafter_at="head.EagleDrafter",
     recipe_at="training.EagleRecipe",
 )
 
@@ -50,19 +45,7 @@ MTP = HeadKind(
     __name__,
     _recognizes_mtp,
     head_at="head.EagleHead",
-    read_at="mtp_checkpoint.read_mtp",
+    read_at="mtp.read_mtp",
     init_at="mtp.init_mtp",
-    drafter_at="drafter.EagleDrafter",
-)
-
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "checkpoint": ("write_eagle",),
-        "drafter": ("EagleDrafter",),
-        "head": ("EagleHead", "init"),
-        "mtp": ("init_mtp",),
-        "parallel": ("init_parallel",),
-        "training": ("EagleRecipe",),
-    },
+    drafter_at="head.EagleDrafter",
 )

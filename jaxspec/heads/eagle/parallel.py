@@ -1,66 +1,29 @@
-"""Defines P-EAGLE's layers (2602.01469, section 3): EAGLE-3's, which guess all drafts of a round in one pass.
+"""Drafts with P-EAGLE (2602.01469, section 3): all drafts of a round in one pass of an EAGLE-3 head.
 
     text       a  b  c  d           d is committed and unfed: the target's states end with c's
     pairs      ab bc cd             a state of the target, and the token after it
     pass       cd *m *m             pairs that were not fed yet; then masks, a trained state and a token of no meaning
-    predicts   x  y  z              each its own place; the masks leave nothing in the cache
+    predicts   x  y  z              the token after each; masks leave nothing in the cache
 
-The first layer is EAGLE-3's, those behind it are a decoder's.
+A mask sees the pairs and the masks before it. Each draft is drawn from the logits at its position, which do not depend
+on the drafts before it.
 """
 
 import dataclasses
+from typing import Any
 
-import flax.linen as nn
+import jax
+import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
+from jaxspec.core.model import ModelOutput
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.state import Context
 from jaxspec.draft_length.costs import CostModel, DraftCosts
-from jaxspec.drafters.draft_model import Draft
-from jaxspec.heads import untrained
-from jaxspec.heads.eagle.head import EagleHead, default_capture, layer_for, start
-from jaxspec.heads.eagle.network import EagleLayer
-from jaxspec.nn.cache import KVCache, KVEntries
-from jaxspec.nn.language_model import LanguageModel
-from jaxspec.nn.transformer import Block, positions_of, stack_entries
-
-
-class ParallelEagleLayers(EagleLayer):
-    """Applies EAGLE-3's layer and `config.num_layers - 1` usual ones, and knows the state that a mask has."""
-
-    def setup(self):
-        super().setup()
-        self.deeper = [Block(self.config, layer, self.dtype) for layer in range(1, self.config.num_layers)]
-        self.mask_state = self.param("mask_state", nn.initializers.normal(0.02), (self.features,), self.dtype)
-
-    def mask(self) -> Float[Array, "f"]:
-        """Returns what stands in place of the target's captured states where there are none."""
-        return self.mask_state
-
-    def __call__(
-        self,
-        embedded: Float[Array, "b t d"],
-        states: Float[Array, "b t d"],
-        cache: KVCache,
-        *,
-        mask: Bool[Array, "b t u"] | None = None,
-        positions: Int[Array, "b u"] | None = None,
-        pending: KVEntries | None = None,
-    ) -> tuple[Float[Array, "b t d"], KVEntries]:
-        positions = positions_of(positions, cache, embedded.shape[:2])
-        attended, entry = self.attention(self.inputs(embedded, states), cache, pending, positions, mask)
-        states, entries = self.feed_forward(states + attended), [entry]
-        for block in self.deeper:
-            states, entry = block(states, cache, pending, positions, mask)
-            entries.append(entry)
-        return states, stack_entries(entries, states)
-
-    def everything(
-        self, embedded: Float[Array, "b t d"], features: Float[Array, "b t f"], cache: KVCache
-    ) -> Float[Array, "b t n"]:
-        """Runs one pass through all parameters, so that Flax makes them all."""
-        return super().everything(embedded, features + self.mask()[None, None], cache)
+from jaxspec.drafters.draft_model import Draft, Hidden, Window
+from jaxspec.heads.eagle.head import EagleDraft, EagleHead, EagleState
+from jaxspec.nn.cache import KVEntries
 
 
 @register_dataclass
@@ -69,76 +32,64 @@ class ParallelEagleHead(EagleHead):
     """Applies P-EAGLE's layers: an `EagleHead` that guesses several tokens in one pass.
 
     Attributes:
-      mask_token: the token whose embedding masks have; of no text.
+      mask_token: the token whose embedding masks have.
 
     References:
       P-EAGLE (2026), arXiv:2602.01469.
-
-    Example:
-      >>> head = jaxspec.heads.eagle.init_parallel(target, key, num_layers=2)
-      >>> isinstance(head, jaxspec.heads.EagleHead), head.module.config.num_layers
-      (True, 2)
     """
 
     mask_token: int = dataclasses.field(default=0, metadata={"static": True})
 
     def mask(self) -> Float[Array, "f"]:
-        """Returns the trained state of a mask, as wide as the target's captured ones together."""
+        """Returns the trained features of a mask, as wide as the target's captured states together."""
         return self._apply(method="mask")
 
     def draft_costs(self, model: CostModel, k: int) -> DraftCosts:
-        """Returns what its drafts take: one pass for all of them."""
+        """Returns the costs of its drafts: one pass for all of them."""
         return model.one_pass(self, k)
 
     def as_draft(self, k: int) -> Draft:
-        from jaxspec.heads.eagle.parallel_draft import ParallelEagleDraft  # which imports this module
-
         return ParallelEagleDraft(self, k)
 
 
-def init_parallel(
-    target: LanguageModel,
-    rng: Array,
-    *,
-    num_layers: int = 4,
-    capture: tuple[int, ...] | None = None,
-    draft_vocabulary: int | None = None,
-    mask_token: int = 0,
-    dtype: DTypeLike | None = None,
-) -> ParallelEagleHead:
-    """Makes an untrained P-EAGLE head.
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ParallelEagleDraft(EagleDraft):
+    """Drafts chains, and trees of up to `k` tokens along a path, from the logits of one pass."""
 
-    Args:
-      target: the model to draft for.
-      rng: a JAX key; random weights are drawn from it.
-      num_layers: of the head; the public ones have four.
-      capture: the target's hidden states that it reads; `None` is a low, a middle and a high one.
-      draft_vocabulary: how many tokens it may guess, the first of them; `None` is all.
-      mask_token: the token whose embedding masks have.
-      dtype: of weights and activations; `None` is the target's. Scales of norms are float32.
+    head: ParallelEagleHead
 
-    Raises:
-      ValueError: a number is out of range.
+    @property
+    def _room(self) -> int:
+        # The pass that drafts reads all waiting pairs, so that only those of one round wait.
+        return self._chunk
 
-    References:
-      P-EAGLE (2026), arXiv:2602.01469.
+    def blank(self, batch: int) -> Hidden:
+        # The logits of the remaining drafts, each in a separate array, so that none moves on a mesh.
+        return (jnp.zeros((batch, self.vocabulary.count), jnp.float32),) * max(self.k - 1, 1)
 
-    Example:
-      >>> head = jaxspec.heads.eagle.init_parallel(target, key, num_layers=2, draft_vocabulary=100)
-      >>> head.ids.shape, jaxspec.EagleDrafter(head, k=7).max_drafts
-      ((100,), 7)
-    """
-    if num_layers < 1:
-        raise ValueError(f"num_layers must be at least 1, got {num_layers}")
-    if not 0 <= mask_token < target.vocab_size:
-        raise ValueError(
-            f"mask_token must be a token of the target, from 0 to {target.vocab_size - 1}, got {mask_token}"
-        )
-    capture = default_capture(target) if capture is None else capture
-    counts = untrained.known_counts(target, None)
-    ids = untrained.draft_vocabulary(target, draft_vocabulary, counts)
-    one = layer_for(target, capture, len(ids))
-    several = {"num_layers": num_layers, "ropes": one.config.ropes * num_layers, "windows": (None,) * num_layers}
-    module = ParallelEagleLayers(dataclasses.replace(one.config, **several), one.features)
-    blank = ParallelEagleHead(module, {}, None, None, target.vocab_size, capture, mask_token=mask_token)
-    return start(blank, target, rng, ids, counts, dtype)
+    def first(self, state: EagleState, context: Context) -> tuple[Window, EagleState]:
+        head, cache, chunk = self.head, state.cache, self._chunk
+        waiting = jnp.where(context.done, 0, state.waiting)
+        width = chunk + self.k - 1
+        place = jnp.arange(width, dtype=jnp.int32)[None]
+        at = jnp.minimum(cache.length[:, None] + 1 + place, context.tokens.shape[1] - 1)
+        true = place < waiting[:, None]
+        tokens = jnp.where(true, jnp.take_along_axis(context.tokens, at, axis=1), jnp.int32(head.mask_token))
+        features = jnp.pad(state.features, ((0, 0), (0, self.k - 1), (0, 0)))
+        features = jnp.where(true[..., None], features, head.mask()[None, None])
+        states, entries = head(head.embed(context.target, tokens), head.fuse(features), cache)
+        own = jnp.maximum(waiting - 1, 0)[:, None] + jnp.arange(max(self.k, 2), dtype=jnp.int32)[None]
+        logits = head.guesses(jnp.take_along_axis(states, jnp.minimum(own, width - 1)[..., None], axis=1))
+        fed = jax.tree.map(lambda x: x[:, :, :, :chunk], entries)
+        cache = cache.append(fed).truncate(cache.length + waiting)
+        shape = jax.tree.map(lambda x: x[:, :, :, :2], fed)
+        after = EagleState(cache, state.state, state.features, state.waiting - waiting)
+        return Window(logits[:, 0], cache, shape, tuple(jnp.unstack(logits[:, 1:], axis=1))), after
+
+    def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Any, **tree: Any) -> ModelOutput:
+        batch, time = tokens.shape
+        layers, _, heads, _, width = cache.keys.shape
+        # Entries after the text are never read, as no draft sees another.
+        nothing = jnp.zeros((layers, batch, heads, time, width), self.head.dtype)
+        return ModelOutput(hidden[0], KVEntries(nothing, nothing), (*hidden[1:], hidden[-1]))

@@ -1,12 +1,12 @@
 """Trains an EAGLE-3 head: training-time test (Li et al. 2503.01840, section 3.2).
 
-Each chosen place of the text drafts a chain, as the head will: the first draft from the target's true states, the
-next ones from the head's own. Attention of step `k` at place `i`:
+Each chosen place of the text drafts a chain, as the head does in decoding: the first draft from the target's true
+states, the next ones from the head's own. In step `k` at place `i`, attention reads:
 
-    pairs          0 1 2 ... i      true ones, of the text
-    own steps      i+1 ... i+k      those of this chain alone
+    pairs          0 1 2 ... i      the text's true pairs
+    own steps      i+1 ... i+k      this chain's own
 
-Only places before answers are chosen; for the rest of the text the layer computes keys and values and nothing else.
+Only places before answers are chosen; for the rest of the text, the layer only computes keys and values.
 """
 
 import dataclasses
@@ -21,12 +21,11 @@ from jaxspec.drafters import draft_vocabulary as vocabulary
 from jaxspec.drafters.base import Drafter
 from jaxspec.heads import untrained
 from jaxspec.heads.eagle.checkpoint import write_eagle
-from jaxspec.heads.eagle.drafter import EagleDrafter
-from jaxspec.heads.eagle.head import EagleHead, default_capture, init, layer_for
+from jaxspec.heads.eagle.head import EagleDrafter, EagleHead, default_capture, init, layer_for
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.matmul import project
 from jaxspec.ops.rope import Rope, apply_rope
-from jaxspec.training.batching import Batch, at_places
+from jaxspec.training.dataset import Batch, at_places
 from jaxspec.training.losses import Divergence, ForwardKL, acceptance, masked_mean
 from jaxspec.training.recipe import Features, Recipe, check_at_least, check_decay, option
 
@@ -49,17 +48,18 @@ class EagleRecipe(Recipe):
 
     capture: tuple[int, ...] = option("The target's states that it reads: low, middle and high (section 3.1).")
     draft_vocabulary: int | None = option(
-        "How many tokens it may guess, the most frequent of the data; None is all of them.", default=4096
+        "How many of the data's most frequent tokens it can guess; None means all tokens.", default=4096
     )
-    num_kv_heads: int | None = option("Of the layer; by default the target's.", default=None)
-    mlp_width: int | None = option("Of the layer; by default the target's.", default=None)
-    steps: int = option("Drafts that each place unrolls.", default=5)
+    num_kv_heads: int | None = option("The layer's key-value heads; by default the target's number.", default=None)
+    mlp_width: int | None = option("The layer's inner width; by default the target's.", default=None)
+    steps: int = option("Drafts to unroll at each place.", default=5)
     decay: float = option("Step k weighs decay ** k.", default=0.8)
-    places: int = option("The most places chosen in a row of the batch.", default=224)
+    places: int = option("The most places to choose in a row of the batch.", default=224)
     divergence: Divergence = option(
-        "Of each step's distribution from the target's, both over the draft vocabulary.", default_factory=ForwardKL
+        "The divergence of each step's distribution from the target's, both over the draft vocabulary.",
+        default_factory=ForwardKL,
     )
-    k: int = option("Drafts a round where it is evaluated.", default=4)
+    k: int = option("Drafts a round in evaluation.", default=4)
 
     def __post_init__(self):
         check_at_least(self, 1, "draft_vocabulary", "num_kv_heads", "mlp_width", "steps", "places", "k")
@@ -67,7 +67,7 @@ class EagleRecipe(Recipe):
 
     @classmethod
     def of(cls, target: LanguageModel, **options: Any) -> "EagleRecipe":
-        """Returns the recipe with EAGLE-3's layers for this target (`default_capture`)."""
+        """Returns the recipe with EAGLE-3's choice of the target's states (`default_capture`)."""
         options.setdefault("capture", default_capture(target))
         return cls(**options)
 
@@ -86,7 +86,7 @@ class EagleRecipe(Recipe):
         known = vocabulary.places(params["ids"], target.vocab_size) >= 0
         log_probs = project(target.normalize(features.last), head.params["head"]).astype(jnp.float32)
         log_probs = jax.nn.log_softmax(log_probs)
-        total, weight, reported = jnp.zeros(()), 0.0, {}
+        total, weight, reported = jnp.zeros((), jnp.float32), 0.0, {}
         for step in range(self.steps):
             steps, logits = steps.draft()
             at = jnp.minimum(places + step + 2, batch.tokens.shape[1] - 1)  # the guessed token's place
@@ -108,7 +108,7 @@ class EagleRecipe(Recipe):
         write_eagle(self.head(params, target), path, with_head=False)
 
     def head(self, params: Any, target: LanguageModel) -> EagleHead:
-        """Returns the head of these parameters, with its rows of the target's output head."""
+        """Returns the head with these parameters, and with its rows of the target's output head."""
         dtype = jnp.result_type(params["layer"]["fuse"]["kernel"])
         layer = params["layer"] | {"head": target.head[params["ids"]].astype(dtype)}
         size = untrained.draft_vocabulary_size(target, self.draft_vocabulary)
@@ -118,15 +118,15 @@ class EagleRecipe(Recipe):
 
 
 def choose_places(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b a"], Bool[Array, "b a"]]:
-    """Chooses `count` places of each row, rising, whose next but one token is an answer's; all of them if they fit.
+    """Chooses at most `count` places of each row for which the second token after them is in an answer.
 
     Returns:
-      The places, and which of them were chosen; the others pad.
+      The places, increasing, and which of them are valid; the others are padding.
     """
     width = batch.tokens.shape[1]
     index = jnp.arange(width, dtype=jnp.int32)[None]
     fits = jnp.pad(batch.answer[:, 2:], ((0, 0), (0, 2))) & (index + 2 < batch.length[:, None])
-    order = jnp.where(fits, jax.random.uniform(key, fits.shape), -1.0)
+    order = jnp.where(fits, jax.random.uniform(key, fits.shape, jnp.float32), -1.0)
     places = jnp.sort(jax.lax.top_k(order, min(count, width))[1].astype(jnp.int32), axis=1)
     return places, at_places(fits, places)
 
@@ -138,11 +138,11 @@ class _Steps:
     Attributes:
       head: the head.
       embedded: the text's embeddings.
-      places: the true pair that each chain begins with.
+      places: the index of the true pair that each chain starts from.
       fused: the text's true states, fused.
-      keys: of the text's true pairs.
-      values: of them.
-      own: keys and values of each chain's own steps.
+      keys: the keys of the text's true pairs.
+      values: the values of the text's true pairs.
+      own: the keys and values of each chain's own steps.
       states: the head's output for each chain's last pair; `None` before the first step.
     """
 
@@ -169,7 +169,7 @@ class _Steps:
         return dataclasses.replace(steps, keys=keys, values=values)
 
     def draft(self) -> tuple["_Steps", Float[Array, "b a n"]]:
-        """Makes one step of every chain; returns its logits too."""
+        """Advances every chain by one step; returns the chains and the step's logits."""
         step = len(self.own) + (self.states is not None)
         at = jnp.minimum(self.places + step, self.embedded.shape[1] - 1)
         states = at_places(self.fused, self.places) if self.states is None else self.states
@@ -177,39 +177,33 @@ class _Steps:
         positions, own = self.places + step, self.own
         if self.states is not None:
             own = (*own, self._keys_and_values(inputs, positions))
-        attended = self._attend(self._queries(inputs, positions), own)
         layer = self.head.params
+        queries = project(inputs, layer["attention"]["query"]["kernel"])
+        attended = self._attend(apply_rope(queries, positions, self._rope), own)
         states = states + project(attended, layer["attention"]["output"]["kernel"])
         states = self.head.module.apply({"params": layer}, states, method="feed_forward")
         logits = self.head.module.apply({"params": layer}, states, method="logits")
         return dataclasses.replace(self, own=own, states=states), logits
 
     def _inputs(self, embedded: Float[Array, "b s d"], states: Float[Array, "b s d"]) -> Any:
-        """Returns what attention reads."""
         return self.head.module.apply({"params": self.head.params}, embedded, states, method="inputs")
-
-    def _queries(self, inputs: Float[Array, "b s w"], positions: Int[Array, "b s"]) -> Float[Array, "b s g r h"]:
-        """Returns the queries of some pairs."""
-        queries = project(inputs, self.head.params["attention"]["query"]["kernel"])
-        return apply_rope(queries, positions, self._rope)
 
     def _keys_and_values(
         self, inputs: Float[Array, "b s w"], positions: Int[Array, "b s"]
     ) -> tuple[Float[Array, "b s g h"], Float[Array, "b s g h"]]:
-        """Returns the keys and values of some pairs."""
         both = project(inputs, self.head.params["attention"]["key_value"]["kernel"])
         return apply_rope(both[..., 0, :], positions, self._rope), both[..., 1, :]
 
     @property
     def _rope(self) -> Rope:
         rope = self.head.module.config.ropes[0]
-        assert rope is not None  # `layer_for` gives it one
+        assert rope is not None  # `layer_for` sets one
         return rope
 
     def _attend(
         self, queries: Float[Array, "b a g r h"], own: tuple[tuple[Array, Array], ...]
     ) -> Float[Array, "b a m"]:
-        """Attends to the true pairs up to each place, and to the chain's own: one key each a place."""
+        """Attends to the true pairs up to each place, and to the chain's own steps, which have one key each."""
         scale = self.head.module.config.score_scale
         index = jnp.arange(self.keys.shape[1], dtype=jnp.int32)[None, None]
         seen = (index <= self.places[..., None])[:, :, None, None]

@@ -1,23 +1,23 @@
-"""Reads and writes Medusa's heads: the paper's public layouts, and jaxspec's of heads that share the target's.
+"""Reads and writes Medusa heads: the paper's in public layouts, and jaxspec's with the target's output matrix.
 
 A folder holds `config.json` and safetensors (`medusa_lm_head.safetensors` or `model.safetensors`). The configuration:
 
     medusa_num_heads, medusa_num_layers    the `k` heads, and the `n` blocks of each
-    medusa_mlp_width, medusa_shared_layers, rms_norm_eps    jaxspec's heads: inner width `m`, `s` shared blocks
+    medusa_mlp_width, medusa_shared_layers, rms_norm_eps    jaxspec only: inner width `m`, `s` shared blocks
     medusa_accuracies                      optional, `[k][ranks]`: how often each rank of each head was right
 
-The reference code stores head `i` of a target of width `d` and `v` tokens by these names,
+For a target of width `d` with `v` tokens, the reference code names the tensors of head `i`
 
-    i.j.linear.weight   [d, d]   of block `j`          i.j.linear.bias   [d]
+    i.j.linear.weight   [d, d]   block `j`             i.j.linear.bias   [d]
     i.n.weight          [v, d]   the output matrix
 
-and vLLM as `blocks.i.layers.j.weight` and `lm_heads.i.weight`, with the ids of a draft vocabulary in `token_map`. A
-file without output matrices is of heads that share the target's own. jaxspec's are stored by the names of their
-parameters, in bfloat16,
+and vLLM `blocks.i.layers.j.weight` and `lm_heads.i.weight`, with the ids of a draft vocabulary in `token_map`. A file
+without output matrices is for heads that share the target's. jaxspec's heads are stored in bfloat16, with the names of
+their parameters:
 
     embedding_norm.scale                                [d]
     {shared_i,head_i_j}_norm.scale                      [d]
-    {shared_i,head_i_j}.gate_up.kernel                  [2, m, d], of shared_0 [2, m, 2d]: it reads the token too
+    {shared_i,head_i_j}.gate_up.kernel                  [2, m, d]; shared_0 [2, m, 2d], as it reads the token too
     {shared_i,head_i_j}.down.kernel                     [d, m]
     token_map (with a draft vocabulary)                 int[n]
 """
@@ -35,18 +35,18 @@ from jax import Array
 
 from jaxspec.checkpoints.huggingface import read_integers, read_tensors, write_folder
 from jaxspec.checkpoints.params import build_params
-from jaxspec.core.files import FileFormatError
 from jaxspec.families.base import LazyTensor, ParamMapping
 from jaxspec.families.settings import EPSILON, SIZE, SettingError, check_settings, list_of, number
 from jaxspec.heads.medusa.head import MedusaHead
 from jaxspec.heads.medusa.network import ConditionedConfig, ConditionedHeads, MedusaConfig, MedusaHeads
 from jaxspec.heads.settings import PARTS, is_rising, need_setting
+from jaxspec.io.files import FileFormatError
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.params import parameter_axes, placed
 from jaxspec.sharding.placement import Placement
 
 _HEADS, _BLOCKS, _IDS = "medusa_num_heads", "medusa_num_layers", "token_map"
-# The other sizes of jaxspec's heads, by the fields of their configuration.
+# The other settings of jaxspec's heads, by the fields of their configuration.
 _SIZES = {"mlp_width": "medusa_mlp_width", "shared_blocks": "medusa_shared_layers", "norm_eps": "rms_norm_eps"}
 _ACCURACIES = "medusa_accuracies"
 _SETTINGS = {
@@ -55,7 +55,7 @@ _SETTINGS = {
     _SIZES["norm_eps"]: EPSILON,
     _ACCURACIES: list_of(list_of(number(-1e-9, 1 + 1e-9, "a share"), ""), "lists of shares from 0 to 1").or_null(),
 }
-# From vLLM's names, and those in a complete model, to the reference code's.
+# Renames vLLM's tensors, and those of complete models, to the reference code's names.
 _NAMES = (
     (re.compile(r"^medusa_heads?\."), ""),
     (re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\."), r"\1.\2.linear."),
@@ -68,24 +68,37 @@ _OUTPUT = re.compile(r"^\d{1,2}\.(\d{1,2})\.weight$")
 def read_medusa(
     folder: Path, config: dict[str, Any], target: LanguageModel, dtype: jnp.dtype, placement: Placement | None = None
 ) -> MedusaHead:
-    """Reads the heads in a folder with `config.json` and safetensors.
+    """Reads the Medusa heads in a folder with `config.json` and safetensors.
 
     Args:
-      folder: where they lie.
+      folder: the folder.
       config: the contents of its `config.json`.
-      target: the model they were trained for, whose output head they may share.
-      dtype: of weights and activations; normalization scales stay float32.
-      placement: where parameters go; `None` is the default device.
+      target: the model that they were trained for, whose output head they may share.
+      dtype: the dtype of weights and activations; normalization scales stay float32.
+      placement: the placement of parameters; `None` is the default device.
+
+    Returns:
+      The heads.
 
     Raises:
-      ValueError: a tensor is missing, left over, of another shape or not finite, or a draft vocabulary has tokens
-        that the target has not.
+      ValueError: a tensor is missing, unexpected, of the wrong shape or not finite, or a draft vocabulary has tokens
+        that the target lacks.
     """
     check_settings(config, _SETTINGS)
     tensors = read_tensors(folder, config)
     ids = _draft_vocabulary(folder, tensors, target)
-    read = _conditioned if {_SIZES["mlp_width"], _SIZES["shared_blocks"]} & set(config) else _papers
-    module, mappings = read(config, tensors, target, dtype, ids)
+    if {_SIZES["mlp_width"], _SIZES["shared_blocks"]} & set(config):
+        sizes = ConditionedConfig(
+            width=target.module.config.width,
+            vocab_size=target.vocab_size if ids is None else len(ids),
+            num_heads=need_setting(config, _HEADS, "Medusa head"),
+            num_blocks=need_setting(config, _BLOCKS, "Medusa head"),
+            **{own: need_setting(config, theirs, "Medusa head") for own, theirs in _SIZES.items()},
+        )
+        module = ConditionedHeads(sizes, dtype)
+        mappings = _conditioned_tensors(module)
+    else:
+        module, mappings = _papers(config, tensors, target, dtype, ids)
     params = build_params(list(mappings), tensors, str(folder), dtype, placement)
     if not any(path.startswith("output") for path in params):
         params["output"] = {"head": _rows(target, ids, dtype, placement)}
@@ -101,13 +114,13 @@ def read_medusa(
 
 
 def write_medusa(head: MedusaHead, folder: str | os.PathLike[str]) -> None:
-    """Writes heads in bfloat16, the paper's by the reference code's names; the folder appears complete or not at all.
+    """Writes heads in bfloat16, the paper's with the reference code's names; the folder appears complete or not at all.
 
-    An output matrix that all heads share is left out: it must be the target's, and is taken from there again.
+    An output matrix that all heads share is omitted: it must be the target's, and is read from there.
 
     Args:
       head: the heads.
-      folder: the folder to make; it must not exist.
+      folder: the folder to create; it must not exist.
 
     Raises:
       FileExistsError: the folder exists.
@@ -127,30 +140,10 @@ def write_medusa(head: MedusaHead, folder: str | os.PathLike[str]) -> None:
         mappings = _paper_tensors(head.module.config, None)
     if head.accuracies is not None:
         config[_ACCURACIES] = [list(row) for row in head.accuracies]
-    tensors = {name: _at(head.params, one.path) for one in mappings for name, _ in one.sources}
+    tensors = {name: part for one in mappings for name, part in one.to_tensors(head.params).items()}
     if head.ids is not None:
         tensors[_IDS] = np.asarray(head.ids)
     write_folder(folder, config, tensors)
-
-
-def _conditioned(
-    config: dict[str, Any],
-    tensors: dict[str, LazyTensor],
-    target: LanguageModel,
-    dtype: jnp.dtype,
-    ids: np.ndarray | None,
-) -> tuple[ConditionedHeads, Iterator[ParamMapping]]:
-    """Reads the network of jaxspec's heads."""
-    del tensors
-    sizes = ConditionedConfig(
-        width=target.module.config.width,
-        vocab_size=target.vocab_size if ids is None else len(ids),
-        num_heads=need_setting(config, _HEADS, "Medusa head"),
-        num_blocks=need_setting(config, _BLOCKS, "Medusa head"),
-        **{own: need_setting(config, theirs, "Medusa head") for own, theirs in _SIZES.items()},
-    )
-    module = ConditionedHeads(sizes, dtype)
-    return module, _conditioned_tensors(module)
 
 
 def _papers(
@@ -160,20 +153,20 @@ def _papers(
     dtype: jnp.dtype,
     ids: np.ndarray | None,
 ) -> tuple[MedusaHeads, Iterator[ParamMapping]]:
-    """Reads the network of the paper's heads, whose tensors get the reference code's names."""
+    """Returns the network of the paper's heads and its tensors, renamed to the reference code's names."""
     blocks = config.get(_BLOCKS) or config.get("num_hidden_layers") or 1
     _rename(tensors, blocks)
     found = [int(match[1]) for name in tensors if (match := _BLOCK.match(name))]
     said = config.get(_HEADS) or config.get("num_heads") or 1
     if found and said > max(found) + 1:
         raise SettingError(_HEADS, f"{said} heads, the tensors are those of {max(found) + 1}")
-    behind = {int(match[1]) for name in tensors if (match := _OUTPUT.match(name))}
-    if behind and blocks not in behind:
-        raise SettingError(_BLOCKS, f"{blocks} blocks a head, the tensors are those of {max(behind)}")
+    numbers = {int(match[1]) for name in tensors if (match := _OUTPUT.match(name))}
+    if numbers and blocks not in numbers:
+        raise SettingError(_BLOCKS, f"{blocks} blocks a head, the tensors are those of {max(numbers)}")
     sizes = MedusaConfig(
         width=target.module.config.width,
         vocab_size=target.vocab_size if ids is None else len(ids),
-        # The reference code reads as many as it is asked for, and files with more than `config.json` says exist.
+        # The reference code reads any number of heads, and some files have more than `config.json` says.
         num_heads=max([said - 1, *found]) + 1,
         num_blocks=blocks,
         shared_output=not any(name.endswith(f".{blocks}.weight") for name in tensors),
@@ -181,14 +174,14 @@ def _papers(
     _complete(tensors, sizes)
     rows = None
     if ids is not None and not sizes.shared_output:
-        # The file may hold the rows of the draft vocabulary alone, or all, in the order of its ids or of the target's.
+        # The file has only the draft vocabulary's rows, in the order of its ids, or all rows, in the target's order.
         held = tensors[f"0.{blocks}.weight"].shape[0]
         rows = (np.argsort(ids), held) if held == len(ids) else (np.sort(ids), held)
     return MedusaHeads(sizes, dtype), _paper_tensors(sizes, rows)
 
 
 def _rename(tensors: dict[str, LazyTensor], blocks: int) -> None:
-    """Gives tensors the reference code's names."""
+    """Renames tensors to the reference code's names."""
     for name in list(tensors):
         new = name
         for pattern, replacement in _NAMES:
@@ -197,10 +190,10 @@ def _rename(tensors: dict[str, LazyTensor], blocks: int) -> None:
 
 
 def _complete(tensors: dict[str, LazyTensor], sizes: MedusaConfig) -> None:
-    """Adds what files leave out.
+    """Adds tensors that files omit.
 
-    The reference code makes the blocks of a head `[block] * n`, so they are one block, which safetensors stores once.
-    vLLM's have no biases unless their configuration says so.
+    The reference code creates the blocks of a head as `[block] * n`, so all are one block, which safetensors stores
+    once. vLLM's have no biases unless their configuration says so.
     """
     none = LazyTensor((sizes.width,), lambda: np.zeros(sizes.width, np.float32))
     for head in range(sizes.num_heads):
@@ -212,7 +205,7 @@ def _complete(tensors: dict[str, LazyTensor], sizes: MedusaConfig) -> None:
 
 
 def _paper_tensors(sizes: MedusaConfig, rows: tuple[np.ndarray, int] | None) -> Iterator[ParamMapping]:
-    """Yields every parameter of the paper's heads; `rows` are those of the output matrices to take, of how many."""
+    """Yields every parameter of the paper's heads; `rows` are an index into the output matrices and their height."""
     width, (select, held) = sizes.width, (slice(None), sizes.vocab_size) if rows is None else rows
     for head in range(sizes.num_heads):
         for block in range(sizes.num_blocks):
@@ -225,7 +218,7 @@ def _paper_tensors(sizes: MedusaConfig, rows: tuple[np.ndarray, int] | None) -> 
 
 
 def _conditioned_tensors(module: ConditionedHeads) -> Iterator[ParamMapping]:
-    """Yields every parameter of jaxspec's heads but the output matrix, by its path."""
+    """Yields every parameter of jaxspec's heads, except the output matrix, by its path."""
     state = jax.ShapeDtypeStruct((1, 1, module.config.width), module.dtype)
     shapes = jax.eval_shape(module.init, jax.random.key(0), state, state)["params"]
     del shapes["output"]
@@ -235,25 +228,18 @@ def _conditioned_tensors(module: ConditionedHeads) -> Iterator[ParamMapping]:
 
 
 def _draft_vocabulary(folder: Path, tensors: dict[str, LazyTensor], target: LanguageModel) -> np.ndarray | None:
-    """Takes the ids of the draft vocabulary out of the tensors, in their order: `int32[n]`."""
+    """Pops the ids of the draft vocabulary from the tensors, in their order: `int32[n]`."""
     if tensors.pop(_IDS, None) is None:
         return None
     ids = read_integers(folder, [_IDS])[_IDS]
     if not is_rising(np.sort(ids), target.vocab_size):
-        problem = f"{_IDS} must name different tokens of the target's {target.vocab_size}"
+        problem = f"{_IDS} must list distinct tokens of the target's {target.vocab_size}"
         advice = "load the target that the heads were trained for"
         raise FileFormatError(folder / "model.safetensors", _IDS, problem, advice)
     return ids.astype(np.int32)
 
 
 def _rows(target: LanguageModel, ids: np.ndarray | None, dtype: jnp.dtype, placement: Placement | None) -> Array:
-    """Takes the draft vocabulary's rows of the target's output head."""
+    """Returns the draft vocabulary's rows of the target's output head."""
     rows = (target.head if ids is None else target.head[jnp.asarray(np.sort(ids))]).astype(dtype)
     return rows if placement is None else placement.constrain(rows, parameter_axes(("output", "head"), 2))
-
-
-def _at(params: Any, path: tuple[str, ...]) -> np.ndarray:
-    """Returns the parameter at a path."""
-    for key in path:
-        params = params[key]
-    return np.asarray(params)

@@ -2,14 +2,14 @@
 
     text         a  b  c  d  e        e is committed and unfed: the newest state is that of d
     state                 d
-    target                d -> e      what the target's own output head said of that state
+    target                d -> e      the prediction of the target's output head from that state
     head 0                d -> .      the token after e
-    head 1                d -> . .    the one after that
+    head 1                d -> . .    the token after that
 
-Heads do not see each other's guesses. There are two kinds. `MedusaHeads` are the paper's: residual blocks and an
-output matrix, a head each. `ConditionedHeads` are jaxspec's, for little data and small files: they also read the
-embedding of `e`, which is known when the draft is made; they have the target's output matrix, frozen, in place of their
-own; and their first blocks are shared, so that each answer token teaches them as often as there are heads.
+Heads do not see each other's guesses. There are two kinds. `MedusaHeads` are the paper's: each head has residual blocks
+and an output matrix. `ConditionedHeads` are jaxspec's, for little data and small files. They also read the embedding of
+`e`, which is known when drafting. They use the target's output matrix, frozen, and no others. Their first blocks are
+shared, so that each answer token trains them once for every head.
 """
 
 import dataclasses
@@ -21,11 +21,9 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from jaxspec.core.parts import whole
-from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.norm import Norm
-from jaxspec.nn.transformer import MLP, Dense
-from jaxspec.nn.weight import weight
+from jaxspec.core.parts import unsharded
+from jaxspec.nn.layers import Dense, FeedForward, FeedForwardSpec, weight
+from jaxspec.nn.norm import Norm, NormSpec
 from jaxspec.ops.matmul import project
 
 States = Float[Array, "b t width"]
@@ -36,11 +34,11 @@ class MedusaConfig:
     """Sets the sizes of the paper's heads.
 
     Attributes:
-      width: of the hidden state.
-      vocab_size: how many tokens a head may guess.
-      num_heads: how many tokens are guessed.
-      num_blocks: residual blocks of each head.
-      shared_output: whether there is one output matrix for all heads.
+      width: the size of the hidden state.
+      vocab_size: the number of tokens that a head can guess.
+      num_heads: the number of tokens to guess.
+      num_blocks: the number of residual blocks of each head.
+      shared_output: whether all heads share one output matrix.
     """
 
     width: int
@@ -51,7 +49,7 @@ class MedusaConfig:
 
 
 class MedusaHeads(nn.Module):
-    """Applies the paper's heads: each is `x + silu(W x + b)`, some times over, and then an output matrix."""
+    """Applies the paper's heads: each repeats `x + silu(W x + b)`, followed by an output matrix."""
 
     config: MedusaConfig
     dtype: DTypeLike = jnp.float32
@@ -61,8 +59,8 @@ class MedusaHeads(nn.Module):
         """Returns the logits of each head, float32.
 
         Args:
-          hidden: the target's last states, normalized as its own output head takes them.
-          embedding: of the token after each; not looked at.
+          hidden: the target's last states, after its final norm.
+          embedding: the embedding of the token after each; ignored.
         """
         del embedding
         config = self.config
@@ -74,22 +72,22 @@ class MedusaHeads(nn.Module):
 
     def _head(self, number: int, x: States) -> States:
         for i in range(self.config.num_blocks):
-            x = x + jax.nn.silu(Dense((self.config.width,), True, self.dtype, name=f"head_{number}_{i}")(whole(x)))
+            x = x + jax.nn.silu(Dense((self.config.width,), True, self.dtype, name=f"head_{number}_{i}")(unsharded(x)))
         return x
 
 
 @dataclasses.dataclass(frozen=True)
 class ConditionedConfig:
-    """Sets the sizes of heads that read the last committed token too.
+    """Sets the sizes of heads that also read the last committed token.
 
     Attributes:
-      width: of the hidden state and the embedding.
-      vocab_size: how many tokens a head may guess.
-      num_heads: how many tokens are guessed.
-      mlp_width: inner width of every block.
-      shared_blocks: blocks before the heads part; the first reads the token.
-      num_blocks: blocks of each head.
-      norm_eps: of the blocks' norms.
+      width: the size of the hidden state and of the embedding.
+      vocab_size: the number of tokens that a head can guess.
+      num_heads: the number of tokens to guess.
+      mlp_width: the inner width of every block.
+      shared_blocks: the number of blocks that all heads share; the first one reads the token.
+      num_blocks: the number of blocks of each head.
+      norm_eps: the epsilon of the blocks' norms.
     """
 
     width: int
@@ -101,21 +99,14 @@ class ConditionedConfig:
     norm_eps: float = 1e-5
 
     @property
-    def block(self) -> TransformerConfig:
-        """The sizes of one block, a Llama's without attention."""
-        return TransformerConfig(
-            vocab_size=self.vocab_size,
-            num_layers=1,
-            width=self.width,
-            num_heads=1,
-            num_kv_heads=1,
-            head_dim=self.width,
-            mlp_width=self.mlp_width,
-            context_length=0,
-            ropes=(None,),
-            windows=(None,),
-            norm_eps=self.norm_eps,
-        )
+    def norm(self) -> NormSpec:
+        """The norm of each block."""
+        return NormSpec(norm_eps=self.norm_eps)
+
+    @property
+    def block(self) -> FeedForwardSpec:
+        """The feed-forward layer of each block."""
+        return FeedForwardSpec(self.width, self.mlp_width)
 
 
 class ConditionedHeads(nn.Module):
@@ -129,11 +120,11 @@ class ConditionedHeads(nn.Module):
         """Returns the logits of each head, float32.
 
         Args:
-          hidden: the target's last states, normalized as its own output head takes them.
-          embedding: of the token after each.
+          hidden: the target's last states, after its final norm.
+          embedding: the embedding of the token after each.
         """
         config, x = self.config, hidden
-        token = Norm(config.block, name="embedding_norm")(embedding)
+        token = Norm(config.norm, name="embedding_norm")(embedding)
         for i in range(config.shared_blocks):
             x = self._block(f"shared_{i}", x, *((token,) if i == 0 else ()))
         states = [self._head(number, x) for number in range(config.num_heads)]
@@ -144,9 +135,9 @@ class ConditionedHeads(nn.Module):
             x = self._block(f"head_{number}_{i}", x)
         return x
 
-    def _block(self, name: str, x: States, *beside: States) -> States:
-        inputs = jnp.concatenate([Norm(self.config.block, name=f"{name}_norm")(x), *beside], axis=-1)
-        return x + MLP(self.config.block, self.dtype, name=name)(inputs)
+    def _block(self, name: str, x: States, *extra: States) -> States:
+        inputs = jnp.concatenate([Norm(self.config.norm, name=f"{name}_norm")(x), *extra], axis=-1)
+        return x + FeedForward(self.config.block, self.dtype, name=name)(inputs)
 
 
 class Output(nn.Module):
@@ -162,7 +153,7 @@ class Output(nn.Module):
 
 
 def _side_by_side(states: list[States], output: Output) -> Float[Array, "b t k n"]:
-    """Multiplies all states by one matrix, which is read once."""
+    """Multiplies all states by one matrix, which is read only once."""
     batch, time, width = states[0].shape
     logits = output(jnp.stack(states, axis=2).reshape(batch, -1, width))
     return logits.reshape(batch, time, len(states), -1)

@@ -1,1 +1,1 @@
-"""Computes products and attention for few rows on a CPU, in C++, compiled for it when they are first asked for."""
+"""Computes products and attention for few rows on a CPU, in C++ that is compiled for it on first use."""

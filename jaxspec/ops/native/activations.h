@@ -1,5 +1,5 @@
-// Activations in integers, with a scale for each 32: bytes; and 16 bits in the eighth of a row's groups that are largest,
-// where rounding to bytes would move the most.
+// Activations as integers, with a scale for each 32: bytes, and 16 bits in the largest eighth of a row's groups, where
+// rounding to bytes would lose the most.
 
 #ifndef JAXSPEC_ACTIVATIONS_H_
 #define JAXSPEC_ACTIVATIONS_H_
@@ -16,7 +16,7 @@
 namespace jaxspec {
 
 constexpr int kGroup = 32;  // inputs that share a scale
-constexpr int kFine = 8;    // one group in so many has 16 bits
+constexpr int kFine = 8;    // one of this number of groups has 16 bits
 constexpr float kByte = 127.0f, kWide = 127.0f * 256.0f;
 
 struct alignas(16) Group {
@@ -24,7 +24,7 @@ struct alignas(16) Group {
   Factor values[kGroup];  // or the upper bytes of 16 bits
   Factor low[kGroup];     // and the lower ones, signed
 #else
-  Factor values[kGroup];  // of each four in turn the even ones, then the odd ones
+  Factor values[kGroup];  // of each four, the even ones, then the odd ones
 #endif
   float scale;
   float sums[2];     // of each half's values, times the scale
@@ -32,7 +32,7 @@ struct alignas(16) Group {
   int32_t fine;
 };
 
-// Magnitudes as integers, which are in the same order; those of NaN are the largest.
+// Magnitudes as integers, which sort alike; NaN is the largest.
 struct Larger {
   Lanes operator()(Lanes a, Lanes b) const {
     const Integers x = reinterpret_cast<Integers>(a), y = reinterpret_cast<Integers>(b);
@@ -44,7 +44,7 @@ inline Lanes Magnitudes(const float* x) {
   return reinterpret_cast<Lanes>(reinterpret_cast<Integers>(Read(x)) & 0x7fffffff);
 }
 
-// The largest magnitudes of kLanes groups; behind the last one the last one again.
+// The largest magnitudes of kLanes groups; past the last one, repeats it.
 inline Lanes LargestOf(const float* x, int64_t groups) {
   Lanes largest[kLanes];
   for (int64_t g = 0; g < kLanes; ++g) {
@@ -65,9 +65,9 @@ inline void WriteFactors(Integers whole, bool fine, int at, Group& to) {
 #endif
 }
 
-// Some groups, up to kLanes.
+// Rounds up to kLanes groups.
 inline void Round(const float* x, const float* most, const int32_t* fine, int64_t groups, Group* to) {
-  constexpr float kNearest = 12582912.0f;  // added to a number below 2^22 and taken away, rounds it to an integer
+  constexpr float kNearest = 12582912.0f;  // adding and subtracting it rounds a number below 2^22 to an integer
   Lanes totals[2][kLanes] = {};
   for (int64_t g = 0; g < groups; ++g, x += kGroup) {
     const float limit = fine[g] ? kWide : kByte, inverse = most[g] > 0.0f ? limit / most[g] : 0.0f;
@@ -91,7 +91,7 @@ inline void Round(const float* x, const float* most, const int32_t* fine, int64_
   }
 }
 
-// One row; which groups are fine depends on it alone.
+// Quantizes one row; the choice of fine groups depends only on it.
 inline void QuantizeRow(const float* x, int64_t groups, Group* to) {
   static thread_local std::vector<float> most;
   static thread_local std::vector<int32_t> fine, order;

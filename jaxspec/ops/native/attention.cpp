@@ -1,8 +1,8 @@
-// Attention of fresh tokens over a cache that is read where it lies, and over each other.
+// Attention of fresh tokens over a cache, read in place, and over each other.
 //
-// XLA copies a block of the cache before it multiplies it, and runs some twenty small operations for each layer; this is
-// one. What a query sees is summed in one order, by blocks and parts of the slots that tokens have or would have: a token
-// gets the same bits from tokens in the cache and from the same tokens fed with it.
+// XLA copies a block of the cache before it multiplies it, and runs some twenty small operations for each layer; this
+// is one. A query's visible tokens are summed in a fixed order, by blocks and parts of the slots that they have or
+// would have: a token gets equal bits from tokens in the cache and from the same tokens fed with it.
 
 #include <algorithm>
 #include <cmath>
@@ -18,9 +18,9 @@ using namespace jaxspec;
 
 namespace {
 
-constexpr int64_t kPart = 128;  // slots whose sums stand alone until they are joined; a thread takes one of few queries
-constexpr int64_t kMany = 96;   // queries of which threads take some, each over all slots
-constexpr int64_t kSome = 48;   // at most so many
+constexpr int64_t kPart = 128;  // slots summed separately, then joined; for few queries, a thread takes one part
+constexpr int64_t kMany = 96;   // above this number of queries, threads take some of them, each over all slots
+constexpr int64_t kSome = 48;   // at most this number of them
 
 static_assert(kPart % kBlock == 0, "a part has whole blocks");
 static_assert(kTogether <= 3, "there is no form for so many queries");
@@ -30,7 +30,7 @@ using BufferR5 = ffi::Buffer<kType, 5>;
 template <ffi::DataType kType>
 using ResultBufferR5 = ffi::ResultBuffer<kType, 5>;
 
-// What one part of one head's slots gives each query: sums, weight, maximum.
+// The sums, weight and maximum that each query gets from one part of a head's slots.
 struct Parts {
   std::shared_ptr<float[]> memory;
   int64_t count, stride;
@@ -40,7 +40,7 @@ struct Parts {
   }
 };
 
-// Some queries of one head of one row, in the order of time and group, and how far each has come.
+// Some queries of one head of one row, in the order of time and group, and their running state.
 struct Asked {
   int64_t head, first;
   std::vector<State> states;
@@ -53,7 +53,7 @@ Query QueryOf(const Sizes& sizes, const Inputs& in, int64_t head, int64_t number
   return {in.queries + place * sizes.width, position, sizes.window, sizes.scale};
 }
 
-// Shows some of the queries, from `number` on, the same tokens.
+// Adds the same tokens to some of the queries, from `number` on.
 template <int kQueries>
 void ShowSome(const Sizes& sizes, const Inputs& in, Asked& asked, const Tokens& tokens, int64_t number) {
   Query some[kQueries];
@@ -78,7 +78,7 @@ Asked Begin(const Sizes& sizes, int64_t head, int64_t first, int64_t last, const
   return asked;
 }
 
-// Few queries: threads share the parts of the cache that are full.
+// For few queries: threads share the full parts of the cache.
 void Part(const Sizes& sizes, const Inputs& in, const Parts& parts, int64_t head, int64_t part) {
   const int64_t queries = sizes.Queries(), length = sizes.Length(in, head), last = (part + 1) * kPart;
   if (last > length) return;
@@ -103,9 +103,9 @@ void Part(const Sizes& sizes, const Inputs& in, const Parts& parts, int64_t head
   }
 }
 
-// Puts a part behind those before it.
+// Joins a part to the state before it.
 void Join(const State& from, int64_t width, State& state) {
-  if (from.weight == 0.0f) return;  // it saw nothing; what is no number is joined
+  if (from.weight == 0.0f) return;  // it saw nothing; NaN is joined
   const float maximum = std::max(state.maximum, from.maximum);
   const float shrink = std::exp(state.maximum - maximum), share = std::exp(from.maximum - maximum);
   for (int64_t i = 0; i < width; ++i) state.sums[i] = std::fma(from.sums[i], share, state.sums[i] * shrink);
@@ -113,7 +113,7 @@ void Join(const State& from, int64_t width, State& state) {
   state.maximum = maximum;
 }
 
-// Shows the queries what stands at `slot` and behind it, of the cache and of the tokens fed with them.
+// Adds the block at `slot` to the queries: tokens of the cache, then fresh ones.
 void ShowBlock(const Sizes& sizes, const Inputs& in, Asked& asked, const std::vector<Seen>& seen, int64_t slot) {
   const int64_t length = sizes.Length(in, asked.head), queries = asked.states.size();
   const int64_t next = std::clamp<int64_t>(length - slot - kBlock, 0, kBlock);
@@ -136,7 +136,7 @@ void ShowBlock(const Sizes& sizes, const Inputs& in, Asked& asked, const std::ve
   }
 }
 
-// Queries from `first` to `last`: their full parts are joined, or looked at here without parts; then the rest.
+// Finishes queries `first` to `last`: joins their full parts, or computes them here without parts; then the rest.
 void Finish(const Sizes& sizes, const Inputs& in, const Parts& parts, float* out, int64_t head, int64_t first,
             int64_t last) {
   const int64_t length = sizes.Length(in, head), count = last - first;
@@ -174,9 +174,9 @@ ffi::Error Call(ffi::ThreadPool pool, BufferR5<ffi::F32> queries, ffi::BufferR4<
                 ffi::BufferR4<ffi::F32> fresh_values, ffi::BufferR2<ffi::S32> positions,
                 ffi::BufferR3<ffi::PRED> mask, BufferR5<ffi::F32> keys, BufferR5<ffi::F32> values,
                 ffi::BufferR1<ffi::S32> lengths, ffi::BufferR2<ffi::S32> cache_positions,
-                ResultBufferR5<ffi::F32> out, int64_t layer, int64_t window, float scale) {
+                ffi::BufferR0<ffi::S32> which, ResultBufferR5<ffi::F32> out, int64_t window, float scale) {
   const auto shape = queries.dimensions(), cache = keys.dimensions();
-  const int64_t fresh = fresh_keys.dimensions()[1];
+  const int64_t fresh = fresh_keys.dimensions()[1], layer = *which.typed_data();
   const Sizes sizes = {shape[0], shape[1], shape[2], shape[3], shape[4], cache[3], fresh, window, layer, scale};
   if (!HasShape(keys, {cache[0], sizes.batch, sizes.heads, sizes.capacity, sizes.width}) ||
       !HasShape(values, {cache[0], sizes.batch, sizes.heads, sizes.capacity, sizes.width}) ||
@@ -205,7 +205,7 @@ ffi::Error Call(ffi::ThreadPool pool, BufferR5<ffi::F32> queries, ffi::BufferR4<
                      numbered ? cache_positions.typed_data() : nullptr, mask.typed_data()};
   const int64_t longest = std::max(0, *std::max_element(in.lengths, in.lengths + sizes.batch));
   const int64_t heads = sizes.batch * sizes.heads;
-  // Many queries are shared among threads themselves.
+  // Threads share many queries by query.
   const bool many = sizes.Queries() > kMany;
   Parts parts = {nullptr, many ? 0 : std::min(longest, sizes.capacity) / kPart, sizes.width + 2};
   parts.memory.reset(new float[heads * parts.count * sizes.Queries() * parts.stride]);
@@ -233,7 +233,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxspecAttention, Call,
                                   .Arg<BufferR5<ffi::F32>>()
                                   .Arg<ffi::BufferR1<ffi::S32>>()
                                   .Arg<ffi::BufferR2<ffi::S32>>()
+                                  .Arg<ffi::BufferR0<ffi::S32>>()
                                   .Ret<BufferR5<ffi::F32>>()
-                                  .Attr<int64_t>("layer")
                                   .Attr<int64_t>("window")
                                   .Attr<float>("scale"));

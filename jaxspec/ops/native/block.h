@@ -1,4 +1,4 @@
-// What some queries take from one block of tokens: scores, weights, and sums of values.
+// The attention of some queries over one block of tokens: scores, weights, and sums of values.
 
 #ifndef JAXSPEC_BLOCK_H_
 #define JAXSPEC_BLOCK_H_
@@ -11,17 +11,17 @@
 
 namespace jaxspec {
 
-constexpr int kBlock = 32;      // slots whose keys and values stay in a core's cache while all queries look at them
+constexpr int kBlock = 32;      // slots whose keys and values stay in a core's cache while all queries read them
 constexpr int kRows = 8;        // keys whose products with queries stay in registers; divides kLanes
-constexpr int kHeld = 4;        // vectors of a query's sum of values that do
+constexpr int kHeld = 4;        // vectors of a query's sum of values that stay in registers
 #if defined(__AVX512F__)
-constexpr int kTogether = 3;  // queries that share what is read, as far as the registers go
+constexpr int kTogether = 3;  // queries that share each read, limited by the registers
 #else
 constexpr int kTogether = 1;
 #endif
 constexpr float kLowest = -1e30f;
 
-// e^x for x <= 0, to two units in the last place; NaN stays.
+// e^x for x <= 0, to two units in the last place; NaN stays NaN.
 inline Lanes Exp(Lanes x) {
   const Lanes clamped = x > -87.0f ? x : Lanes{} - 87.0f;
   const Integers power = __builtin_convertvector(clamped * 1.44269504f - 0.5f, Integers);  // to the nearest: x <= 0
@@ -65,7 +65,7 @@ inline void Dots(const float* const* queries, const float* const* keys, int64_t 
   for (int query = 0; query < kQueries; ++query) out[query] = FoldAll<kLanes / kRows, kLanes / kRows>(folded[query]);
   for (int64_t i = width / kLanes * kLanes; i < width; ++i) {
     for (int query = 0; query < kQueries; ++query) {
-      // The compiler would contract this or not, by kQueries.
+      // Explicit: the compiler would contract this or not, depending on kQueries.
       for (int row = 0; row < kLanes; ++row) out[query][row] = std::fma(queries[query][i], keys[row][i], out[query][row]);
     }
   }
@@ -124,18 +124,18 @@ struct Tokens {
 struct Query {
   const float* values;
   int64_t position;
-  int64_t window;  // how many positions back it sees, itself included; 0 sees all
+  int64_t window;  // the number of positions that it sees, itself included; 0 is all
   float scale;
 };
 
-// A softmax that goes on: `sums[width]` are relative to `maximum`.
+// A running softmax: `sums[width]` are relative to `maximum`.
 struct State {
   float* sums;
   float weight;
   float maximum;
 };
 
-// Turns scores into weights relative to the new maximum; returns what the sums before must shrink by.
+// Turns scores into weights relative to the new maximum; returns the factor to rescale earlier sums by.
 inline float Weigh(const Query& query, const Tokens& tokens, float* scores, State& state) {
   for (int j = 0; j < kBlock; j += kLanes) Write(scores + j, j < tokens.count ? Read(scores + j) * query.scale : Lanes{});
   for (int j = tokens.count; j < kBlock; ++j) scores[j] = -INFINITY;

@@ -1,55 +1,63 @@
-"""Registers the native kernels with XLA: compiled for this machine, once, or as the release wheel carries them."""
+"""Registers the native kernels with XLA: compiled once for this machine, or prebuilt in the release wheel."""
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import importlib.metadata
+import logging
 import os
 import platform
-import sys
+import shlex
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
 
-from jaxspec.core.cache_root import cache_root
-from jaxspec.ops.native.compiler import NoCompilerError as NoCompilerError
-from jaxspec.ops.native.compiler import find_compiler, run_compiler
-from jaxspec.ops.native.library import RefusedError, load
+from jaxspec.core.native_sampling import DRAW, DRAW_NEXT, EXCESS, WARP
+from jaxspec.io.cache import cache_root
+from jaxspec.ops.native.library import (
+    NoCompilerError as NoCompilerError,
+    RefusedError,
+    find_compiler,
+    load,
+    run_compiler,
+)
 from jaxspec.ops.native.prebuilt import Prebuilt, find_prebuilt, load_prebuilt
+
+_logger = logging.getLogger(__name__)
 
 # The names of the kernels' handlers.
 PRODUCT, ATTENTION = "JaxspecProduct", "JaxspecAttention"
 STORED_PRODUCT, STORED_ROWS = "JaxspecStoredProduct", "JaxspecStoredRows"
-_HANDLERS = (PRODUCT, ATTENTION, STORED_PRODUCT, STORED_ROWS)
-# Its functions, and what they return.
+_HANDLERS = (PRODUCT, ATTENTION, STORED_PRODUCT, STORED_ROWS, WARP, DRAW, DRAW_NEXT, EXCESS)
+# The library's functions, and their return types.
 _FUNCTIONS = {"JaxspecPack": ctypes.c_int64, "JaxspecTileBytes": ctypes.c_int64, "JaxspecLanes": ctypes.c_int64}
 _HERE = Path(__file__).parent
 _SOURCES = tuple(sorted(_HERE.glob("*.cpp")))
 _HEADERS = tuple(sorted(_HERE.rglob("*.h")))
-COMMON_OPTIONS = ("-std=c++17", "-O3", "-w", "-fPIC")  # what is compiled anywhere
+COMMON_OPTIONS = ("-std=c++17", "-O3", "-w", "-fPIC")  # on every machine
 _OPTIONS = (*COMMON_OPTIONS, "-march=native")
 
 
 @functools.cache
 def register() -> ctypes.CDLL:
-    """Registers the kernels with XLA by their names, from the first library of these that can be had.
+    """Registers the kernels with XLA by name, from the first available library of these.
 
-    1. One that was compiled on this machine. It is kept in `$JAXSPEC_CACHE`, by default the user's cache folder, for
-       these sources, `$CXX`, processor and version of jaxlib. One that is not as it was compiled is compiled again,
-       with one line that says so.
-    2. One that the release wheel carries, if compiling would give no wider vectors and no other byte products: it is
-       there at once, and compiling takes seconds.
-    3. One that is compiled now, by `$CXX`, or the first of c++, g++ and clang++ on the path.
-    4. The best that the release wheel carries for this processor, with one line that says so.
+    1. A library compiled on this machine, kept in `$JAXSPEC_CACHE`, by default the user's cache folder, for these
+       sources, `$CXX`, processor and version of jaxlib. A damaged one is compiled again, with one line in the log.
+    2. A library in the release wheel, if compiling would give no wider vectors and no other byte products: it needs no
+       seconds of compilation.
+    3. A library compiled now, by `$CXX`, or the first of c++, g++ and clang++ on the path.
+    4. The best library in the release wheel for this processor, with one line in the log.
 
     Returns:
       The library.
 
     Raises:
-      NoCompilerError: none is carried, and there is no compiler, or it failed; the message has its output.
-      OSError: none is carried, and the cache folder cannot be written, or no space is left.
+      NoCompilerError: the wheel has none, and there is no compiler, or it failed; the message has its output.
+      OSError: the wheel has none, and the cache folder cannot be written, or no space is left.
     """
     symbols = (*_HANDLERS, *_FUNCTIONS)
     carried = functools.cache(lambda: find_prebuilt(sources_digest()))
@@ -60,7 +68,7 @@ def register() -> ctypes.CDLL:
         other = _load_prebuilt(carried, symbols, best=False)
         if other is None:
             raise
-        print(f"jaxspec: the prebuilt kernels {other._name} are used, as none were compiled: {error}", file=sys.stderr)
+        _logger.warning("using the prebuilt kernels %s, because compiling failed: %s", other._name, error)
         library = other
     _publish(library)
     for name, result in _FUNCTIONS.items():
@@ -68,18 +76,33 @@ def register() -> ctypes.CDLL:
     return library
 
 
+def find_kernels() -> str:
+    """Describes where `register` would take the kernels from, without compiling or loading them."""
+    with contextlib.suppress(OSError):  # no cache without a home folder
+        kept = sorted((cache_root() / "native").glob(f"kernels-{_digest()}-*.so"))
+        if kept:
+            return f"compiled here: {kept[0]}"
+    carried = find_prebuilt(sources_digest())
+    if carried and carried[0].is_best:
+        return f"prebuilt: {carried[0].path.name}"
+    try:
+        return f"not compiled yet; the compiler is {shlex.join(find_compiler())}"
+    except NoCompilerError as error:
+        return f"prebuilt: {carried[0].path.name}" if carried else f"none: {error}"
+
+
 def _load_prebuilt(carried: Callable[[], list[Prebuilt]], symbols: Sequence[str], *, best: bool) -> ctypes.CDLL | None:
     return load_prebuilt(carried(), symbols, _try_publishing, best=best)
 
 
 def _try_publishing(library: ctypes.CDLL) -> None:
-    """Registers a library's handlers, if XLA takes those of its version of the foreign function interface.
+    """Registers a library's handlers, if XLA accepts its version of the foreign function interface.
 
-    XLA looks at the version when the CPU backend starts, and a handler that it does not take then ends the backend. It
-    takes versions from one that it supports yet to its own; which is the oldest, no header says.
+    XLA checks the version when the CPU backend starts, and fails to start with a handler that it rejects. It accepts a
+    range of versions up to its own, whose oldest is in no header.
 
     Raises:
-      RefusedError: XLA does not take them, or there is no CPU backend.
+      RefusedError: XLA rejects them, or there is no CPU backend.
     """
     try:
         jax.devices("cpu")
@@ -98,13 +121,13 @@ def _compile(path: Path) -> None:
 
 
 def compile_kernels(path: Path, command: Sequence[str], options: Sequence[str], more: Sequence[Path] = ()) -> None:
-    """Compiles the sources, all at the same time, and links them.
+    """Compiles the sources in parallel, and links them.
 
     Args:
-      path: the library; what is compiled on the way lies beside it.
-      command: the compiler.
-      options: its options.
-      more: other sources.
+      path: the library to write; object files are written next to it.
+      command: the compiler's command.
+      options: the compiler's options.
+      more: further sources.
 
     Raises:
       NoCompilerError: it failed.
@@ -127,9 +150,9 @@ def sources_digest() -> str:
 
 
 def _digest() -> str:
-    """Hashes everything that the library depends on: a cache folder may be shared by unlike machines.
+    """Hashes everything that the library depends on: different machines may share a cache folder.
 
-    Of the compiler that is the command alone: its version could be had only where there is one.
+    Only the compiler's command counts: without a compiler, its version is not known.
     """
     jaxlib, compiler = importlib.metadata.version("jaxlib"), os.environ.get("CXX", "")
     parts = (sources_digest(), _OPTIONS, jaxlib, compiler, _processor())
@@ -137,7 +160,7 @@ def _digest() -> str:
 
 
 def _processor() -> str:
-    """Describes the processor by what `-march=native` depends on."""
+    """Describes the processor by the properties that `-march=native` depends on."""
     path = Path("/proc/cpuinfo")
     if not path.exists():
         return f"{platform.machine()} {platform.processor()}"

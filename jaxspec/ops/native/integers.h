@@ -1,4 +1,4 @@
-// Vectors of bytes beside vectors of 32-bit integers: products of unsigned codes with signed activations, and halves.
+// Vectors of bytes and of 32-bit integers: products of unsigned codes with signed activations, and half-precision.
 
 #ifndef JAXSPEC_INTEGERS_H_
 #define JAXSPEC_INTEGERS_H_
@@ -29,7 +29,7 @@ typedef int16_t Factor;
 
 inline Codes ReadCodes(const uint8_t* from) { return *reinterpret_cast<const Codes*>(from); }
 
-// a * b + c, rounded once where the processor can: the compiler would contract this or not, by what stands around it.
+// a * b + c, rounded once if the processor can: the compiler would contract this or not, depending on the context.
 inline Lanes MulAdd(Lanes a, Lanes b, Lanes c) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Lanes>(_mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b),
@@ -52,8 +52,8 @@ inline Lanes MulAdd(Lanes a, Lanes b, Lanes c) {
 
 inline Lanes Broadcast(float x) { return Lanes{} + x; }
 
-// Adds to each lane the products of its four codes with four activations: bytes in their order; or 16-bit numbers, whose
-// even ones come first.
+// Adds to each lane the products of its four codes with four activations: bytes in order, or 16-bit numbers, even ones
+// first.
 inline Integers AddProducts(Integers sums, Codes codes, const Factor* x) {
 #if JAXSPEC_BYTE_PRODUCTS
   int32_t four;
@@ -96,7 +96,7 @@ inline Integers AddProducts(Integers sums, Codes codes, const Factor* x) {
 #endif
 }
 
-// Half-precision numbers, widened without a denormal number on the way: XLA's threads flush those to 0.
+// Widens half-precision numbers without intermediate denormals, which XLA's threads flush to 0.
 inline Lanes ReadHalves(const uint8_t* from) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Lanes>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
@@ -116,7 +116,7 @@ inline Lanes ReadHalves(const uint8_t* from) {
 
 typedef int8_t SignedBytes __attribute__((vector_size(kLanes), aligned(1), may_alias));
 
-// One signed byte a lane.
+// Reads one signed byte per lane.
 inline Lanes ReadBytes(const uint8_t* from) {
 #if defined(__AVX512F__)
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));

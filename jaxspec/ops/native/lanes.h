@@ -1,4 +1,4 @@
-// Vectors of the width that the processor has, work that XLA's threads share, and shapes of buffers.
+// Vectors of the processor's width, work shared by XLA's threads, and shapes of buffers.
 
 #ifndef JAXSPEC_LANES_H_
 #define JAXSPEC_LANES_H_
@@ -35,8 +35,8 @@ inline Lanes Read(const uint16_t* from) {
   return reinterpret_cast<Lanes&>(wide);
 }
 
-// What was read stays in a register. GCC would read it again for every product that it is a factor of, and processors do
-// one or two reads in the time of two products.
+// Keeps a read value in a register. GCC would read it again for every product with it, and processors do one or two
+// reads in the time of two products.
 inline Lanes Kept(Lanes x) {
 #if defined(__AVX__)
   asm("" : "+v"(x));
@@ -52,7 +52,7 @@ inline void Write(float* to, Lanes x) { *reinterpret_cast<Lanes*>(to) = x; }
 #define JAXSPEC_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Integers{__VA_ARGS__})
 #endif
 
-// Where `lane` of a fold comes from: the first halves of `a`'s groups, then those of `b`'s.
+// The source of `lane` of a fold: the first halves of `a`'s groups, then those of `b`'s.
 constexpr int FirstHalf(int group, int lane) {
   const int from = lane / (group / 2), groups = kLanes / group;
   return (from < groups ? from * group : kLanes + (from - groups) * group) + lane % (group / 2);
@@ -68,14 +68,14 @@ inline Lanes Fold(Lanes a, Lanes b, std::integer_sequence<int, kLane...>) {
                   JAXSPEC_SHUFFLE(a, b, FirstHalf(kGroup, kLane) + kGroup / 2 ...));
 }
 
-// Adds (or joins otherwise) the two halves of each group of `kGroup` lanes: those of `a`, then those of `b`.
+// Adds (or joins by `Joined`) the two halves of each group of `kGroup` lanes: those of `a`, then those of `b`.
 template <int kGroup, typename Joined = Added>
 inline Lanes Fold(Lanes a, Lanes b) {
   return Fold<kGroup, Joined>(a, b, std::make_integer_sequence<int, kLanes>());
 }
 
-// Folds `kCount` vectors, a power of two, whose groups have `kGroup` lanes each, into one: a tree, in which no addition
-// waits for one of another vector. With groups of all lanes, lane i of kLanes vectors folded is the sum over the i-th.
+// Folds `kCount` vectors, a power of two, with groups of `kGroup` lanes, into one: a tree, whose additions do not wait
+// for those of other vectors. With groups of all lanes, lane i of the fold of kLanes vectors is the sum of the i-th.
 template <int kCount, int kGroup = kLanes, typename Joined = Added>
 inline __attribute__((always_inline)) Lanes FoldAll(const Lanes* x) {
   if constexpr (kCount == 1) {
@@ -112,9 +112,9 @@ inline float Largest(Lanes x) {
   return std::max(std::max(most[0], most[2]), std::max(most[1], most[3]));
 }
 
-// Chunks of work in as many ranges as there are threads. Each thread takes those of its own range in their order, so that
-// what it asks for ahead of its place is its own, then those that others have not come to. The caller waits only for
-// chunks that were taken, so it never waits for a thread that does not come.
+// Chunks of work in one range per thread. Each thread takes the chunks of its own range in order, so that it prefetches
+// for itself, then those that others have not reached. The caller waits only for chunks that were taken, so it never
+// waits for a thread that does not start.
 class Chunks {
  public:
   Chunks(int64_t count, int64_t threads) : count_(count), threads_(threads), ranges_(new Range[threads]) {
@@ -150,7 +150,7 @@ class Chunks {
   const std::unique_ptr<Range[]> ranges_;
 };
 
-// Runs `work(0)` to `work(count - 1)`, whose copies must outlive the call: a thread may come when all is done.
+// Runs `work(0)` to `work(count - 1)`, whose copies must outlive the call: a thread may start when all is done.
 template <typename Work>
 void Share(xla::ffi::ThreadPool& pool, int64_t count, const Work& work) {
   if (count <= 0) return;
@@ -159,6 +159,16 @@ void Share(xla::ffi::ThreadPool& pool, int64_t count, const Work& work) {
   for (int64_t helper = 1; helper < threads; ++helper) pool.Schedule([=] { chunks->Take(helper, work); });
   chunks->Take(0, work);
   chunks->Wait();
+}
+
+// The weight of one layer, among those of all layers.
+inline xla::ffi::ErrorOr<xla::ffi::AnyBuffer> OfLayer(xla::ffi::BufferR0<xla::ffi::S32> layer,
+                                                      const xla::ffi::RemainingArgs& weights) {
+  const int64_t number = *layer.typed_data();
+  if (number < 0 || number >= static_cast<int64_t>(weights.size())) {
+    return xla::ffi::Unexpected(xla::ffi::Error::InvalidArgument("expected a layer that has weights"));
+  }
+  return weights.get<xla::ffi::AnyBuffer>(number);
 }
 
 // Whether a buffer has this shape.

@@ -1,20 +1,89 @@
-"""Loads a library that the release wheel carries: a whole one, of these sources and for this processor.
+"""Loads a library from the release wheel: intact, of these sources, and for this processor.
 
     prebuilt/manifest.json        the digest of the sources, jaxlib's version, and each library's SHA-256
-             x86-64-v3.so, ...    one for each level (`levels.py`)
+             x86-64-v3.so, ...    one for each of `LEVELS`, the processor features that a library may use
 
-A checkout, and a wheel that `pip` made of one, have none.
+A checkout, and a wheel that `pip` built from one, have none.
 """
 
 import ctypes
 import dataclasses
 import json
-import sys
-from collections.abc import Callable, Sequence
+import logging
+import platform
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
-from jaxspec.ops.native import levels
 from jaxspec.ops.native.library import RefusedError, open_whole
+
+_logger = logging.getLogger(__name__)
+
+_CPUINFO = Path("/proc/cpuinfo")
+_V2 = {"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"}
+_V3 = _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
+_V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+_ARM = {"asimd", "fp"}
+_ARM_2 = _ARM | {"asimdrdm", "atomics", "crc32"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """Describes the processor features that a library may use.
+
+    Attributes:
+      name: the level's name, also of the library's file.
+      machine: the value of `platform.machine`.
+      options: the compiler's options.
+      flags: the flags that `/proc/cpuinfo` must list; it lists only those that the operating system supports.
+    """
+
+    name: str
+    machine: str
+    options: tuple[str, ...]
+    flags: frozenset[str]
+
+
+# Each machine's best level first. The sources use neither bfloat16 instructions nor ARM's products of signed bytes.
+LEVELS = (
+    Level("x86-64-v4-vnni", "x86_64", ("-march=x86-64-v4", "-mavx512vnni"), frozenset(_V4 | {"avx512_vnni"})),
+    Level("x86-64-v4", "x86_64", ("-march=x86-64-v4",), frozenset(_V4)),
+    Level("x86-64-v3-vnni", "x86_64", ("-march=x86-64-v3", "-mavxvnni"), frozenset(_V3 | {"avx_vnni"})),
+    Level("x86-64-v3", "x86_64", ("-march=x86-64-v3",), frozenset(_V3)),
+    Level("armv8.2-i8mm", "aarch64", ("-march=armv8.2-a+i8mm",), frozenset(_ARM_2 | {"i8mm"})),
+    Level("armv8", "aarch64", ("-march=armv8-a",), frozenset(_ARM)),
+)
+
+
+def usable_levels(machine: str, flags: Set[str]) -> list[Level]:
+    """Returns the levels that a processor with these flags supports, the best first."""
+    return [level for level in LEVELS if level.machine == machine and level.flags <= flags]
+
+
+def is_best(level: Level, flags: Set[str]) -> bool:
+    """Returns whether a library compiled on this processor would have no wider vectors and no other byte products.
+
+    The kernels' sources depend on these two alone (`lanes.h`, `integers.h`).
+    """
+    return _kind(level.flags) == _kind(flags)
+
+
+def _kind(flags: Set[str]) -> tuple[int, bool]:
+    """Returns the number of lanes of a vector, and whether there are products of bytes."""
+    lanes = 16 if "avx512f" in flags else 8
+    return lanes, bool(flags & {"avx512_vnni", "avx_vnni", "i8mm"})
+
+
+def this_processor() -> tuple[str, frozenset[str]]:
+    """Returns the machine, and the flags that `/proc/cpuinfo` lists; none if there is no such file."""
+    return platform.machine(), parse_flags(_CPUINFO.read_text()) if _CPUINFO.exists() else frozenset()
+
+
+def parse_flags(cpuinfo: str) -> frozenset[str]:
+    """Returns the flags that all cores have: a small core may have fewer."""
+    lines = [line.partition(":") for line in cpuinfo.splitlines()]
+    each = [frozenset(flags.split()) for name, _, flags in lines if name.strip() in ("flags", "Features")]
+    return frozenset.intersection(*each) if each else frozenset()
+
 
 FOLDER = Path(__file__).parent / "prebuilt"
 MANIFEST = "manifest.json"
@@ -25,9 +94,9 @@ class Prebuilt:
     """Describes a library that this processor can run.
 
     Attributes:
-      path: its file.
+      path: the library's file.
       digest: its SHA-256.
-      is_best: whether one that is compiled here would have no wider vectors and no other byte products.
+      is_best: whether a library compiled here would have no wider vectors and no other byte products.
     """
 
     path: Path
@@ -38,7 +107,7 @@ class Prebuilt:
 def find_prebuilt(sources: str) -> list[Prebuilt]:
     """Returns the libraries of sources with this digest that this processor can run, the best first.
 
-    Where there are libraries, and none of them can be used, it says why.
+    If there are libraries, but none can be used, it logs why.
     """
     path = FOLDER / MANIFEST
     if not path.exists():
@@ -49,26 +118,24 @@ def find_prebuilt(sources: str) -> list[Prebuilt]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         return _none(f"{path} is damaged: {type(error).__name__}: {error}")
     if made_of != sources:
-        return _none("they are of other sources than those beside them")
-    machine, flags = levels.this_processor()
-    usable = [level for level in levels.usable_levels(machine, flags) if level.name in listed]
+        return _none("they were built from other sources than those next to them")
+    machine, flags = this_processor()
+    usable = [level for level in usable_levels(machine, flags) if level.name in listed]
     if not usable:
-        return _none(f"they are for {', '.join(sorted(listed))}, which this processor ({machine}) is not")
-    return [
-        Prebuilt(FOLDER / f"{level.name}.so", str(listed[level.name]), levels.is_best(level, flags)) for level in usable
-    ]
+        return _none(f"they are for {', '.join(sorted(listed))}, and this processor ({machine}) is none of these")
+    return [Prebuilt(FOLDER / f"{level.name}.so", str(listed[level.name]), is_best(level, flags)) for level in usable]
 
 
 def load_prebuilt(
     found: list[Prebuilt], symbols: Sequence[str], accept: Callable[[ctypes.CDLL], None], *, best: bool
 ) -> ctypes.CDLL | None:
-    """Loads the first library that is whole and accepted, and takes it and those before it off the list.
+    """Loads the first intact and accepted library, and removes it and those before it from the list.
 
     Args:
-      found: from `find_prebuilt`.
-      symbols: what it must have.
+      found: the result of `find_prebuilt`.
+      symbols: the symbols that it must have.
       accept: raises `RefusedError` if it cannot be used.
-      best: whether only those are tried that are the best for this processor.
+      best: whether to try only those that are the best for this processor.
     """
     while found and (found[0].is_best or not best):
         tried = found.pop(0)
@@ -77,10 +144,10 @@ def load_prebuilt(
             accept(library)
             return library
         except RefusedError as error:
-            print(f"jaxspec: the prebuilt kernels {tried.path} are not used: {error}", file=sys.stderr)
+            _logger.warning("the prebuilt kernels %s are not used: %s", tried.path, error)
     return None
 
 
 def _none(reason: str) -> list[Prebuilt]:
-    print(f"jaxspec: the prebuilt kernels are not used: {reason}", file=sys.stderr)
+    _logger.warning("the prebuilt kernels are not used: %s", reason)
     return []

@@ -1,6 +1,6 @@
-// y[r, o] = sum over i of x[r, i] * w[o, i]: every weight is read from memory once, as it lies.
+// y[r, o] = sum over i of x[r, i] * w[o, i]: every weight is read from memory once, in place.
 //
-// XLA's own forms of this product are bound by arithmetic from a few rows on (its inner loops use a part of the vector
+// XLA's forms of this product are bound by arithmetic from a few rows on (their inner loops use a part of the vector
 // registers); here a tile of sums stays in registers, so that five rows take hardly longer than one.
 
 #include <algorithm>
@@ -19,11 +19,11 @@ constexpr int kSums = 24;  // of 32 registers; the others hold weights and activ
 #else
 constexpr int kSums = 12;  // of 16
 #endif
-constexpr int kMostRows = 8;              // of one tile
-constexpr int kMostOutputs = 4;           // more are read at as many places of memory
-constexpr int kManyRows = 4;              // of a tile whose float32 weights stay in the nearest cache, for many rows
-constexpr int64_t kBand = 128;            // rows that do in the next one
-constexpr int64_t kChunkBytes = 1 << 16;  // of weights that a thread takes at once
+constexpr int kMostRows = 8;              // rows of one tile
+constexpr int kMostOutputs = 4;           // more outputs would mean more streams from memory
+constexpr int kManyRows = 4;              // rows of a tile whose float32 weights stay in the nearest cache
+constexpr int64_t kBand = 128;            // rows that stay in the next cache
+constexpr int64_t kChunkBytes = 1 << 16;  // bytes of weights that a thread takes at once
 constexpr int64_t kChunkOutputs = 24;     // a multiple of all tiles' outputs
 
 inline float One(const float* from) { return *from; }
@@ -35,7 +35,7 @@ inline float One(const uint16_t* from) {
   return value;
 }
 
-// Sums over the lanes of each of `kCount` vectors.
+// The sums over the lanes of each of `kCount` vectors.
 template <int kCount>
 inline __attribute__((always_inline)) void SumAll(const Lanes* x, float* to) {
   if constexpr (kCount >= kLanes) {
@@ -61,7 +61,7 @@ void Tile(const float* x, const Weight* w, float* y, int64_t in, int64_t out) {
 #pragma GCC unroll 8
     for (int o = 0; o < kOutputs; ++o) {
       weights[o] = Kept(Read(w + o * in + i));
-      // The next tile's: too far ahead for the processor to guess.
+      // Of the next tile: too far ahead for the processor to predict.
       __builtin_prefetch(w + (kOutputs + o) * in + i);
     }
 #pragma GCC unroll 8
@@ -76,14 +76,14 @@ void Tile(const float* x, const Weight* w, float* y, int64_t in, int64_t out) {
   for (int r = 0; r < kRows; ++r) {
     for (int o = 0; o < kOutputs; ++o) {
       float total = totals[o * kRows + r];
-      // The compiler would contract this or not, by the kind of weights.
+      // Explicit: the compiler would contract this or not, depending on the type of weights.
       for (int64_t i = whole; i < in; ++i) total = std::fma(One(w + o * in + i), x[r * in + i], total);
       y[r * out + o] = total;
     }
   }
 }
 
-// Outputs from `first` to `last` of up to kMostRows rows.
+// Computes outputs `first` to `last` of up to kMostRows rows.
 template <int kRows, typename Weight>
 void Rows(const float* x, const Weight* w, float* y, int64_t in, int64_t out, int64_t first, int64_t last) {
   constexpr int kOutputs = std::max(1, std::min(kMostOutputs, kSums / kRows));
@@ -107,7 +107,7 @@ void FewRows(const float* x, const Weight* w, float* y, int64_t rows, int64_t in
   }
 }
 
-// As many outputs as a tile has, of all rows: tile after tile reads the same weights.
+// Computes a tile's outputs for all rows: tile after tile reads the same weights.
 template <int kOutputs>
 void Down(const float* x, const float* w, float* y, int64_t rows, int64_t in, int64_t out) {
   int64_t r = 0;
@@ -115,8 +115,8 @@ void Down(const float* x, const float* w, float* y, int64_t rows, int64_t in, in
   for (; r < rows; ++r) Tile<1, kOutputs>(x + r * in, w, y + r * out, in, out);
 }
 
-// Groups of rows, between which a chunk's weights stay in the core's cache: to widen bfloat16 anew takes less time than
-// to keep it wide.
+// Computes groups of rows, between which a chunk's weights stay in the core's cache: widening bfloat16 again takes less
+// time than keeping it wide.
 template <typename Weight>
 void InGroups(const float* x, const Weight* w, float* y, int64_t rows, int64_t in, int64_t out, int64_t first,
               int64_t last) {
@@ -153,19 +153,22 @@ void Product(ffi::ThreadPool& pool, const float* x, const Weight* w, float* y, i
   });
 }
 
-ffi::Error Call(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer w, ffi::ResultBuffer<ffi::F32> y) {
-  const auto sizes = x.dimensions(), shape = w.dimensions();
+ffi::Error Call(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::BufferR0<ffi::S32> layer,
+                ffi::RemainingArgs weights, ffi::ResultBuffer<ffi::F32> y) {
+  const auto w = OfLayer(layer, weights);
+  if (!w) return w.error();
+  const auto sizes = x.dimensions(), shape = w->dimensions();
   if (sizes.size() != 2 || shape.size() != 2 || sizes[1] != shape[1] || !HasShape(*y, {sizes[0], shape[0]})) {
     return ffi::Error::InvalidArgument("expected x [rows, in], w [out, in] and a result [rows, out]");
   }
   const int64_t rows = sizes[0], in = sizes[1], out = shape[0];
   if (rows == 0) return ffi::Error::Success();
-  switch (w.element_type()) {
+  switch (w->element_type()) {
     case ffi::F32:
-      Product(pool, x.typed_data(), w.typed_data<float>(), y->typed_data(), rows, in, out);
+      Product(pool, x.typed_data(), w->typed_data<float>(), y->typed_data(), rows, in, out);
       break;
     case ffi::BF16:
-      Product(pool, x.typed_data(), reinterpret_cast<const uint16_t*>(w.untyped_data()), y->typed_data(), rows, in, out);
+      Product(pool, x.typed_data(), reinterpret_cast<const uint16_t*>(w->untyped_data()), y->typed_data(), rows, in, out);
       break;
     default:
       return ffi::Error::InvalidArgument("weights must be float32 or bfloat16");
@@ -179,5 +182,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxspecProduct, Call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::BufferR0<ffi::S32>>()
+                                  .RemainingArgs()
                                   .Ret<ffi::Buffer<ffi::F32>>());

@@ -1,4 +1,4 @@
-// Which tokens a query sees, in the order of the slots that they have in the cache, or would have behind it.
+// The tokens that a query sees, in the order of their slots in the cache, or the slots that they would have after it.
 
 #ifndef JAXSPEC_SEEN_H_
 #define JAXSPEC_SEEN_H_
@@ -24,7 +24,7 @@ struct Sizes {
 
   int64_t Queries() const { return time * group; }
 
-  // The slots of the cache that a head's row has filled.
+  // The number of filled slots of a head's row.
   int64_t Length(const Inputs& in, int64_t head) const {
     return std::clamp<int64_t>(in.lengths[head / heads], 0, capacity);
   }
@@ -51,7 +51,7 @@ inline Seen SeenAt(const Sizes& sizes, const Inputs& in, int64_t head, int64_t t
   return seen;
 }
 
-// Whether two queries see the same of the fresh tokens, up to the `rank`-th of each.
+// Whether two queries see the same fresh tokens, up to the `rank`-th of each.
 inline bool Alike(const Seen& a, const Seen& b, int64_t rank) {
   if (&a == &b || rank <= 0) return true;
   const int64_t count = std::min(a.count, rank);
@@ -77,7 +77,7 @@ inline Tokens Cached(const Sizes& sizes, const Inputs& in, int64_t head, int64_t
   return tokens;
 }
 
-// Up to kBlock tokens from `slot` on: of the cache, then fresh ones.
+// Up to kBlock tokens from `slot` on: cached, then fresh ones.
 inline Tokens Both(const Sizes& sizes, const Inputs& in, int64_t head, const Seen& seen, int64_t slot) {
   const int64_t length = sizes.Length(in, head), cached = std::clamp<int64_t>(length - slot, 0, kBlock);
   Tokens tokens = Cached(sizes, in, head, slot, cached);
@@ -92,8 +92,7 @@ inline Tokens Both(const Sizes& sizes, const Inputs& in, int64_t head, const See
   return tokens;
 }
 
-// Asks for pieces `first` to `last` of `pieces` of the `count` numbers behind these tokens of a cache, so that they are
-// there when their turn comes.
+// Prefetches pieces `first` to `last` of `pieces` of the `count` numbers after these tokens of a cache.
 inline void Prefetch(const Tokens& tokens, int64_t count, int64_t first, int64_t last, int64_t pieces) {
   constexpr int64_t line = 64 / sizeof(float);
   if (count <= 0) return;

@@ -1,5 +1,5 @@
-// y[r, o] = sum over i of x[r, i] * w[o, i], for weights as a file stores them, repacked (tiles.h): as many bytes as
-// there, and the same values. Also their repacking, and rows of them as numbers.
+// y[r, o] = sum over i of x[r, i] * w[o, i], for weights in a file's blocks, repacked (tiles.h) with equal sizes and
+// values. Also repacks them, and unpacks rows of them to floats.
 
 #include <cstdint>
 #include <string_view>
@@ -13,11 +13,11 @@ using namespace jaxspec;
 
 namespace {
 
-constexpr int64_t kChunkBytes = 1 << 16;  // of weights that a thread takes at once
-constexpr int64_t kChunksEach = 6;          // at least, of a thread: those that are ready early take more
-constexpr int64_t kManyRows = 16;         // from which on threads share the rounding of activations
+constexpr int64_t kChunkBytes = 1 << 16;  // bytes of weights that a thread takes at once
+constexpr int64_t kChunksEach = 6;          // at least, per thread: threads that finish early take more
+constexpr int64_t kManyRows = 16;        // from this number of rows on, threads share the rounding of activations
 
-// What one format does.
+// The functions of one format.
 struct Kernels {
   int64_t inputs, block_bytes, tile_bytes;
   int (*pack)(const uint8_t* const* blocks, uint8_t* to);
@@ -51,13 +51,16 @@ std::vector<Group> Quantize(ffi::ThreadPool& pool, const float* x, int64_t rows,
   return found;
 }
 
-ffi::Error Product(ffi::ThreadPool pool, std::string_view name, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::U8> w,
-                   ffi::ResultBuffer<ffi::F32> y) {
+ffi::Error Product(ffi::ThreadPool pool, std::string_view name, ffi::Buffer<ffi::F32> x, ffi::BufferR0<ffi::S32> layer,
+                   ffi::RemainingArgs weights, ffi::ResultBuffer<ffi::F32> y) {
   const auto sizes = x.dimensions(), shape = y->dimensions();
   const Kernels* kernels = Find(name);
   if (!kernels) return ffi::Error::InvalidArgument("unknown format of stored weights");
+  const auto w = OfLayer(layer, weights);
+  if (!w) return w.error();
   if (sizes.size() != 2 || shape.size() != 2 || sizes[0] != shape[0] || sizes[1] % kernels->inputs ||
-      !HasShape(w, {CountTiles(shape[1]) * (sizes[1] / kernels->inputs) * kernels->tile_bytes})) {
+      w->element_type() != ffi::U8 ||
+      !HasShape(*w, {CountTiles(shape[1]) * (sizes[1] / kernels->inputs) * kernels->tile_bytes})) {
     return ffi::Error::InvalidArgument("expected x [rows, in], the tiles of w [out, in] and a result [rows, out]");
   }
   const int64_t rows = sizes[0], groups = sizes[1] / kGroup, out = shape[1];
@@ -69,11 +72,11 @@ ffi::Error Product(ffi::ThreadPool pool, std::string_view name, ffi::Buffer<ffi:
   const int64_t bytes = sizes[1] / kernels->inputs * kernels->tile_bytes, tiles = CountTiles(out);
   const int64_t each = std::max<int64_t>(1, std::min(kChunkBytes / bytes, tiles / (kChunksEach * pool.num_threads())));
   const Group* from = quantized.data();
-  const uint8_t* weights = w.typed_data();
+  const uint8_t* first = w->typed_data<uint8_t>();
   float* to = y->typed_data();
   Share(pool, (tiles + each - 1) / each, [=](int64_t chunk) {
     for (int64_t tile = chunk * each; tile < std::min(tiles, (chunk + 1) * each); ++tile) {
-      kernels->product(weights + tile * bytes, from, rows, groups, to + tile * kLanes, out,
+      kernels->product(first + tile * bytes, from, rows, groups, to + tile * kLanes, out,
                        std::min<int64_t>(kLanes, out - tile * kLanes));
     }
   });
@@ -85,7 +88,7 @@ ffi::Error Rows(std::string_view name, int64_t outputs, ffi::Buffer<ffi::S32> ro
   const auto shape = y->dimensions();
   const Kernels* kernels = Find(name);
   if (!kernels) return ffi::Error::InvalidArgument("unknown format of stored weights");
-  // Rows have 32 bits, and sizes of more would overflow.
+  // Rows are 32-bit, and larger sizes would overflow.
   if (outputs < 0 || outputs > INT32_MAX) return ffi::Error::InvalidArgument("no such number of outputs");
   const int64_t blocks = shape.size() == 2 ? shape[1] / kernels->inputs : 0;
   if (shape.size() != 2 || shape[1] % kernels->inputs || !HasShape(rows, {shape[0]}) ||
@@ -111,7 +114,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxspecStoredProduct, Product,
                                   .Ctx<ffi::ThreadPool>()
                                   .Attr<std::string_view>("format")
                                   .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::U8>>()
+                                  .Arg<ffi::BufferR0<ffi::S32>>()
+                                  .RemainingArgs()
                                   .Ret<ffi::Buffer<ffi::F32>>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxspecStoredRows, Rows,
@@ -126,14 +130,14 @@ extern "C" {
 
 int64_t JaxspecLanes() { return kLanes; }
 
-// The size of one tile of a format, or -1 for one that there is not.
+// The size of one tile of a format; -1 if unknown.
 int64_t JaxspecTileBytes(const char* format) {
   const Kernels* kernels = Find(format);
   return kernels ? kernels->tile_bytes : -1;
 }
 
-// Repacks rows of a file, one after another, into the tiles `first` to `last` of `out` outputs. Returns how many blocks
-// have a scale or minimum that is not finite.
+// Repacks consecutive rows of a file into the tiles `first` to `last` of `out` outputs. Returns the number of blocks
+// whose scale or minimum is not finite.
 int64_t JaxspecPack(const char* format, const uint8_t* from, int64_t out, int64_t in, int64_t first, int64_t last,
                  uint8_t* to) {
   const Kernels* kernels = Find(format);

@@ -1,6 +1,6 @@
-// Products of quantized activations with one tile after another: each is unpacked once for up to kMostTileRows rows.
+// Products of quantized activations with consecutive tiles, each unpacked once for up to kMostTileRows rows.
 //
-// A row's sums are the same numbers in the same order however many rows share a tile.
+// A row's sums have equal terms in one order, regardless of the number of rows that share a tile.
 
 #ifndef JAXSPEC_STORED_PRODUCT_H_
 #define JAXSPEC_STORED_PRODUCT_H_
@@ -12,10 +12,10 @@
 
 namespace jaxspec {
 
-constexpr int kMostTileRows = 8;      // whose sums stay in registers
-constexpr int kAhead = 4096;          // bytes that memory is asked for before their turn, into the second cache
+constexpr int kMostTileRows = 8;      // rows whose sums stay in registers
+constexpr int kAhead = 4096;          // bytes to prefetch ahead, into the second cache
 
-// The scales and minima of a group: of all of it, or of each half.
+// The scales and minima of a group, or of each of its halves.
 template <typename Format>
 struct Scales {
   Lanes scales[Format::kHalves], minima[Format::kHalves];
@@ -71,7 +71,7 @@ inline __attribute__((always_inline)) Lanes AddGroup(Lanes sums, const Codes* co
   return sums;
 }
 
-// kLanes outputs of kRows rows, which stand `groups` apart; results stand `out` apart.
+// Computes kLanes outputs of kRows rows, at a stride of `groups`; results have a stride of `out`.
 template <typename Format, int kRows>
 void TileRows(const uint8_t* tile, const Group* x, int64_t groups, float* y, int64_t out, int64_t outputs) {
   Lanes sums[kRows] = {};
@@ -102,7 +102,7 @@ void TileRows(const uint8_t* tile, const Group* x, int64_t groups, float* y, int
   }
 }
 
-// The same of any number of rows.
+// Computes kLanes outputs of any number of rows.
 template <typename Format>
 void TileAnyRows(const uint8_t* tile, const Group* x, int64_t rows, int64_t groups, float* y, int64_t out,
                  int64_t outputs) {

@@ -1,4 +1,4 @@
-// Formats whose codes are places in a table of 16 values, which takes them to bytes before they are multiplied.
+// Formats whose codes are indices into a table of 16 values, looked up as bytes before the product.
 
 #ifndef JAXSPEC_TABLES_H_
 #define JAXSPEC_TABLES_H_
@@ -12,7 +12,7 @@ namespace jaxspec {
 
 constexpr int kTableOffset = 128;  // added to each value
 
-// Of a format without one.
+// The table of a format without one.
 template <typename Format, typename = void>
 struct Table {
   static Codes Look(Codes codes) { return codes; }

@@ -1,9 +1,9 @@
-// Stored weights, repacked: what kLanes outputs have of one block of inputs is one tile, and an output is a lane in it.
+// Stored weights, repacked: one block of inputs of kLanes outputs is a tile, and each output is a lane of it.
 //
 //     tile  codes of group 0, 1, ...    planes of 4, 2 and 1 bits, or bytes; a group is 32 inputs
-//           factors of each group       one byte a lane, for 32 or for 16 inputs (where the format has them)
+//           factors of each group       one byte per lane, for 32 or for 16 inputs (if the format has them)
 //           minima of each group        likewise
-//           scale, minimum              half-precision, one a lane, of the block
+//           scale, minimum              half-precision, one per lane, of the block
 //
 // value = scale * factor * (code - offset) + minimum * (its factor)
 
@@ -19,11 +19,11 @@
 
 namespace jaxspec {
 
-constexpr int kVectors = kGroup / 4;       // of codes in a group
+constexpr int kVectors = kGroup / 4;       // vectors of codes in a group
 constexpr int kVectorBytes = 4 * kLanes;
-constexpr int kMostInputs = 256;           // of a block
+constexpr int kMostInputs = 256;          // inputs of a block
 
-// A block of one output, as a format reads it from its file.
+// A block of one output, read from a file.
 struct Block {
   uint8_t codes[kMostInputs];
   uint16_t scale, minimum;                 // half-precision
@@ -41,7 +41,7 @@ inline void ReadNibbles(const uint8_t* from, uint8_t* codes) {
 
 inline bool IsFinite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
 
-// Codes of kBits in planes: plane bits of the vectors of a group side by side in a byte.
+// Codes of kBits in planes: the plane's bits of a group's vectors are adjacent in a byte.
 template <int kBits>
 struct Planes {
   static constexpr int kFour = kBits == 4 || kBits == 5 || kBits == 6, kTwo = kBits == 2 || kBits == 3 || kBits == 6;
@@ -117,20 +117,20 @@ struct Planes {
   }
 };
 
-// Where things are in a tile of a format.
+// The offsets of the parts of a format's tile.
 template <typename Format>
 struct Tile {
   using Codes = Planes<Format::kBits>;
   static constexpr int kGroups = Format::kInputs / kGroup;
-  static constexpr int kFactors = kGroups * Format::kHalves;  // of a lane
+  static constexpr int kFactors = kGroups * Format::kHalves;  // per lane
   static constexpr int kFactorsAt = kGroups * Codes::kBytes;
   static constexpr int kMinimaAt = kFactorsAt + (Format::kFactors ? kFactors * kLanes : 0);
   static constexpr int kScaleAt = kMinimaAt + (Format::kFactors && Format::kMinima ? kFactors * kLanes : 0);
   static constexpr int kMinimumAt = kScaleAt + 2 * kLanes;
   static constexpr int kBytes = kMinimumAt + (Format::kMinima ? 2 * kLanes : 0);
 
-  // Repacks one block of kLanes outputs; a null pointer is an output that there is not. Returns how many blocks
-  // have a scale or minimum that is not finite.
+  // Repacks one block of kLanes outputs; a null pointer is a missing output. Returns the number of blocks whose scale
+  // or minimum is not finite.
   static int Pack(const uint8_t* const* blocks, uint8_t* to) {
     static thread_local uint8_t codes[kGroups][kVectors][kVectorBytes];
     std::memset(codes, 0, sizeof codes);
@@ -155,7 +155,7 @@ struct Tile {
     return infinite;
   }
 
-  // The values of one lane.
+  // Unpacks the values of one lane.
   static void Unpack(const uint8_t* from, int lane, float* to) {
     float scales[kLanes], minima[kLanes] = {};
     Write(scales, ReadHalves(from + kScaleAt));

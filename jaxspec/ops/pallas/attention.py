@@ -1,17 +1,18 @@
 """Computes the attention of a few fed tokens over the cache: one TPU kernel that reads each row's live slots once.
 
-A row's fed tokens are put at the slots behind its cached ones before anything is summed, in blocks that begin at fixed
-slots; the softmax is accumulated block by block (Milakov & Gimelshein 1805.02867). With blocks of 4, and a row that
-holds 6 tokens:
+Before any sum, a row's fed tokens are placed at the slots after its cached ones, in blocks that begin at fixed slots.
+The softmax is accumulated block by block (Milakov & Gimelshein 1805.02867). With blocks of 4, and a row that holds 6
+tokens:
 
                      cache          block with fed tokens
     chain x y        a b c d        e f x y       one for all queries
     tree, in order   a b c d        e f x y       one for all queries, of which each sees its own ancestors
-    tree, by path    a b c d        e f y .       of query y: as plain decoding would find them
+    tree, by path    a b c d        e f y .       of query y: as in plain decoding
 
 Blocks beyond a row's tokens are neither read nor computed. The grid is the rows, and the blocks of the longest one.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -20,18 +21,39 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
-from jaxspec.ops.pallas.memory import in_main_memory
-from jaxspec.ops.pallas.place import place, place_row, product
-from jaxspec.ops.slots import Slots
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.ops.pallas.write import in_main_memory, place, place_row, product
 
-# Divides every cache's capacity; the same for every pass, whose bits it would change.
+# Divides every cache's capacity; equal in every pass, since it affects the bits.
 BLOCK = 256
 _LOWEST = -1e30
-# A number of a row stands in all lanes of a register: one lane would have to be spread for each block.
+# Scalars of a row fill all lanes of a register: a single lane would have to be broadcast for each block.
 _LANES = 128
 _MOST_VMEM = 64 * 2**20
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Slots:
+    """Holds keys and values by slot for kernels: of a cache's layers, or, without the first axis, of fed tokens.
+
+    Attributes:
+      keys: the keys, integers if there are scales.
+      values: the values, integers if there are scales.
+      key_scale: multiplies each key.
+      value_scale: multiplies each value.
+    """
+
+    keys: Shaped[Array, "*l b g s d"]
+    values: Shaped[Array, "*l b g s d"]
+    key_scale: Float[Array, "*l b g s"] | None = None
+    value_scale: Float[Array, "*l b g s"] | None = None
+
+    def parts(self) -> list[Array]:
+        """Returns the arrays that are not `None`, keys and values first."""
+        return [x for x in (self.keys, self.values, self.key_scale, self.value_scale) if x is not None]
 
 
 def attend(
@@ -50,22 +72,21 @@ def attend(
     """Attends from each fed token to the cached ones and to those fed tokens that it sees.
 
     Args:
-      queries: `r` heads for each key-value head.
-      fed: keys and values of the fed tokens, and of pending ones before them.
-      places: how many slots behind the row's last cached token query `t` sees token `u`, from 0; negative if it does
-        not see it. Unless `by_path`, a token that is seen is at its own index.
+      queries: the queries, `r` heads per key-value head.
+      fed: the keys and values of the fed tokens, after those of pending ones.
+      places: the place after the row's last cached token where query `t` sees token `u`, from 0; negative if it does
+        not see it. Unless `by_path`, a visible token is at its own index.
       oldest: the first slot that each query sees; `None` is all.
-      cache: keys and values of all layers.
-      length: cached tokens of each row.
-      layer: which of them.
-      scale: multiplies every score.
-      by_path: whether queries see tokens at places of their own: then the blocks with fed tokens are computed once for
-        each query.
-      interpret: run as ordinary operations, on any platform.
+      cache: the keys and values of all layers.
+      length: the number of cached tokens of each row.
+      layer: the layer to read.
+      scale: the factor of every score.
+      by_path: whether places differ by query; the blocks with fed tokens are then computed once for each query.
+      interpret: whether to run as ordinary operations, on any platform.
     """
     batch, time, heads, group, width = queries.shape
     count, rows = places.shape[2], time * group
-    # As the product before writes them, and the one behind reads them: rearranged outside, they would be copied twice.
+    # In the layout of the products before and after: rearranged outside the kernel, they would be copied twice.
     operands = [jnp.einsum("btgrd->bgrtd", queries), jnp.tile(places, (1, group, 1)), *fed.parts()]
     flat = jax.ShapeDtypeStruct((batch, time, heads * group * width), queries.dtype)
     if oldest is not None:
@@ -92,12 +113,11 @@ def attend(
 
 
 def _of_row(x: Any) -> pl.BlockSpec:
-    """Reads all of a row of the batch."""
     return pl.BlockSpec((1, *x.shape[1:]), lambda row, index, length: (row, *(0,) * (x.ndim - 1)))
 
 
 def _of_layer(x: Array, layer: int) -> pl.BlockSpec:
-    """Reads a block of slots of a row, in one layer; beyond the live ones the last of these, which is there already."""
+    """Reads a block of slots of a row in one layer. Past the last live block, requests it again: nothing is copied."""
 
     def live(row: Any, index: Any, length: Any) -> tuple[Any, ...]:
         last = jax.lax.div(jnp.maximum(length[row] - 1, 0), jnp.int32(BLOCK))
@@ -113,7 +133,7 @@ def _kernel(length: Any, *refs: Any, windowed: bool, scale: float, time: int, by
     fed, cached = slots[: len(slots) // 2], slots[len(slots) // 2 :]
     row, index = pl.program_id(0), pl.program_id(1)
     heads, count = fed[0].shape[1:3]
-    start, behind = index * BLOCK, index * BLOCK - length[row]
+    start, offset = index * BLOCK, index * BLOCK - length[row]
     add = functools.partial(_add, state, asking, wide=queries.dtype, scale=scale)
 
     @pl.when(index == 0)
@@ -130,12 +150,12 @@ def _kernel(length: Any, *refs: Any, windowed: bool, scale: float, time: int, by
 
     def of_fed():
         def with_fed(own, query):
-            """Adds the block with the fed tokens at these places; of `query` alone, unless it is none."""
-            seen = _seen(places[0], own, behind)
+            """Adds the block with the fed tokens at these places; only for `query`, unless it is `None`."""
+            seen = _seen(places[0], own, offset)
             seen = seen if oldest is None else seen & (_slots(start) >= oldest)
             rows = None if query is None else _rows(places.shape[1], time, query)
             for head in range(heads):
-                add(head, [_placed(own, behind, *both, head) for both in zip(fed, cached, strict=True)], seen, rows)
+                add(head, [_placed(own, offset, *both, head) for both in zip(fed, cached, strict=True)], seen, rows)
 
         if not by_path:
             with_fed(jax.lax.broadcasted_iota(jnp.int32, (1, count), 1), None)
@@ -143,8 +163,8 @@ def _kernel(length: Any, *refs: Any, windowed: bool, scale: float, time: int, by
             each = lambda query, _: with_fed(places[0, pl.ds(query, 1), :], query)  # noqa: E731
             jax.lax.fori_loop(0, time, each, None)
 
-    # Two branches of one condition, so that `compile-report` counts the longer and not both.
-    jax.lax.cond(behind + BLOCK <= 0, of_cached, lambda: pl.when(behind < count)(of_fed))
+    # Two branches of one condition, so that `compile-report` counts the longer one instead of both.
+    jax.lax.cond(offset + BLOCK <= 0, of_cached, lambda: pl.when(offset < count)(of_fed))
 
     @pl.when(index == pl.num_programs(1) - 1)
     def _():
@@ -156,7 +176,7 @@ def _kernel(length: Any, *refs: Any, windowed: bool, scale: float, time: int, by
 
 
 def _queries(queries: Any) -> list[tuple[int, int, slice]]:
-    """Lists each query head by its key-value head and its place there, and the rows of its tokens among those."""
+    """Lists for each query head its key-value head, its index there, and the rows of its tokens."""
     _, heads, group, time, _ = queries.shape
     return [(head, each, slice(each * time, (each + 1) * time)) for head in range(heads) for each in range(group)]
 
@@ -166,29 +186,29 @@ def _slots(start: Any) -> Int[Array, "1 s"]:
 
 
 def _across(x: Float[Array, "... 128"], size: int) -> Float[Array, "... size"]:
-    """Returns numbers that are alike along the last axis, with so many there."""
+    """Resizes the last axis, along which all numbers are equal."""
     times = -(-size // _LANES)
     return jnp.concatenate([x] * times, axis=-1)[..., :size]
 
 
 def _rows(count: int, time: int, query: Any) -> Array:
-    """Returns which of `count` rows are heads of a query, `[count, 1]`."""
+    """Returns whether each of `count` rows is a head of the query, `[count, 1]`."""
     row = jax.lax.broadcasted_iota(jnp.int32, (count, 1), 0)
     return jax.lax.rem(row, jnp.int32(time)) == query
 
 
-def _seen(places: Int[Array, "n u"], own: Int[Array, "1 u"], behind: Any) -> Array:
-    """Returns which slots of a block each row sees, `[n, s]`: cached ones, and fed tokens that stand at `own`."""
-    there = behind + jax.lax.broadcasted_iota(jnp.int32, (BLOCK, 1), 0) == own
+def _seen(places: Int[Array, "n u"], own: Int[Array, "1 u"], offset: Any) -> Array:
+    """Returns whether each row sees each slot of a block, `[n, s]`: cached slots, and fed tokens at `own`."""
+    there = offset + jax.lax.broadcasted_iota(jnp.int32, (BLOCK, 1), 0) == own
     fed = product((places >= 0).astype(jnp.bfloat16), there.astype(jnp.bfloat16), 1)
-    return (_slots(behind) < 0) | (fed > 0)
+    return (_slots(offset) < 0) | (fed > 0)
 
 
-def _placed(own: Int[Array, "1 u"], behind: Any, fed: Any, cached: Any, head: int) -> Array:
-    """Returns a head's block with the fed tokens in it: vectors, `[s, d]`, or scales, `[1, s]`."""
+def _placed(own: Int[Array, "1 u"], offset: Any, fed: Any, cached: Any, head: int) -> Array:
+    """Returns a head's block, fed tokens included: vectors, `[s, d]`, or scales, `[1, s]`."""
     if len(cached.shape) == 4:
-        return place_row(own, behind, fed[0, head : head + 1], cached[0, 0, head : head + 1])
-    return place(own, behind, fed[0, head], cached[0, 0, head])
+        return place_row(own, offset, fed[0, head : head + 1], cached[0, 0, head : head + 1])
+    return place(own, offset, fed[0, head], cached[0, 0, head])
 
 
 def _add(
@@ -202,7 +222,7 @@ def _add(
     wide: Any,
     scale: float,
 ) -> None:
-    """Adds a block of slots to the unfinished softmax of a head's rows, or of some of them alone."""
+    """Adds a block of slots to the running softmax of a head's rows, or of only some rows."""
     keys, values, *scales = block
     before = weighted, weight, maximum = [part[head] for part in state]
     scores = product(asking[head].astype(wide), keys.astype(wide), 1) * scale

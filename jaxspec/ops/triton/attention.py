@@ -1,11 +1,11 @@
-"""Computes the attention of a few fed tokens over the cache: one GPU kernel whose loop over slots runs inside it.
+"""Computes the attention of a few fed tokens over the cache: one GPU kernel, which contains the loop over slots.
 
-Each program reads every `splits`-th block of a row's live slots for the query heads of one key-value head, and the
-last of them the fed tokens too; what they found of the softmax is merged behind the kernel (Flash-Decoding, Dao et al.
-2023). No loop condition leaves the card: XLA's form has two of them in each layer, which the host waits for.
+Each program reads every `splits`-th block of a row's live slots for the query heads of one key-value head; the last one
+also reads the fed tokens. Their partial softmaxes are merged after the kernel (Flash-Decoding, Dao et al. 2023). No
+loop condition leaves the card: XLA's version has two in each layer, which the host waits for.
 
     row of 300 tokens, blocks of 64, 2 splits
-    split 0      0   2   4              of 64 slots each; the last is live in part
+    split 0      0   2   4              of 64 slots each; the last is partly live
     split 1        1   3    fed         the fed tokens, by their mask
 """
 
@@ -20,33 +20,33 @@ from jax.experimental.pallas import triton
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
-from jaxspec.ops.slots import Slots
+from jaxspec.ops.pallas.attention import Slots
 
-# Slots that are read at once, and fed tokens at most; they divide every cache's capacity. Fewer where vectors are long:
-# of small cards a program has 99 KiB of shared memory for the queries and two blocks.
+# The slots read at once, also the maximum of fed tokens; divides every cache's capacity. Fewer for long vectors: on
+# small cards a program has 99 KiB of shared memory for the queries and two blocks.
 _BLOCK, _BLOCK_BYTES = 64, 64 * 256
-# Query rows of one program: fewer are padded, as its products take sixteen.
+# Query rows per program: fewer are padded, since its products take sixteen.
 _LEAST_ROWS, _MOST_ROWS = 16, 64
-# Programs that fill a large GPU: what each finds is written and read once more.
+# Programs that fill a large GPU: each partial result is written and read again.
 _PROGRAMS = 128
 _LOWEST = -1e30
 
 
 def fits(head_dim: int) -> bool:
-    """Returns whether the kernel takes heads of this size: powers of two."""
+    """Returns whether the kernel supports heads of this size: powers of two."""
     return 16 <= head_dim <= 256 and head_dim & (head_dim - 1) == 0
 
 
 def block_of(head_dim: int, dtype: DTypeLike) -> int:
-    """Returns how many slots are read at once: 64 in bfloat16 to heads of 128, of longer vectors fewer, but 16."""
+    """Returns the number of slots read at once: 64 in bfloat16 up to heads of 128, else fewer, but at least 16."""
     longest = head_dim * jnp.dtype(dtype).itemsize
     return max(16, min(_BLOCK, _BLOCK_BYTES // longest))
 
 
 def addresses(size: int, itemsize: int, devices: int = 1) -> bool:
-    """Returns whether the kernels find each element of an array.
+    """Returns whether the kernels can address each element of an array.
 
-    Triton's lowering in JAX 0.10 reckons in 32 bits, signed, below 2^32 bytes: too few for so many elements of a byte.
+    Triton's lowering in JAX 0.10 uses signed 32-bit offsets for arrays below 2^32 bytes, too few for single bytes.
     """
     return itemsize > 1 or size <= 2**31 or size // devices > 2**32
 
@@ -66,15 +66,15 @@ def attend(
     """Attends from each fed token to the cached ones and to those fed tokens that it sees.
 
     Args:
-      queries: `r` heads for each key-value head.
-      fed: keys and values of the fed tokens, and of pending ones before them.
-      seen: which of these each query sees.
+      queries: the queries, `r` heads per key-value head.
+      fed: the keys and values of the fed tokens, after those of pending ones.
+      seen: whether query `t` sees fed token `u`.
       oldest: the first slot that each query sees; `None` is all.
-      cache: keys and values of all layers.
-      length: cached tokens of each row.
-      layer: which of them.
-      scale: multiplies every score.
-      interpret: run as ordinary operations, on any platform.
+      cache: the keys and values of all layers.
+      length: the number of cached tokens of each row.
+      layer: the layer to read.
+      scale: the factor of every score.
+      interpret: whether to run as ordinary operations, on any platform.
     """
     batch, time, heads, group, width = queries.shape
     rows = time * group
@@ -83,7 +83,7 @@ def attend(
     tiles = -(-rows // tile)
     splits = _splits(batch * heads * tiles, cache.keys.shape[3] // block)
     operands = [queries, seen.astype(jnp.int8), *([] if oldest is None else [oldest])]
-    # As the products before write them: no axis is moved on the way.
+    # In the layout of the preceding products: no axis is moved.
     operands += [jnp.swapaxes(x, 1, 2) for x in fed.parts()]
     sizes = {"heads": heads, "group": group, "interpret": interpret}
     plan = _Plan(layer, scale, tile, block, splits, oldest is not None)
@@ -99,7 +99,7 @@ def attend(
 
 
 class _Plan(NamedTuple):
-    """Tells a program of what layer it is, how it scores, and how many rows, slots and splits there are."""
+    """Specifies a program: layer, score scale, and the numbers of rows, slots and splits."""
 
     layer: int
     scale: float
@@ -121,7 +121,7 @@ def _call(kernel: Any, out: Any, grid: tuple[int, ...], *, heads: int, group: in
 
 
 def _splits(programs: int, blocks: int) -> int:
-    """Returns over how many programs the slots of a row are spread: a power of two, so that the card is full."""
+    """Returns the number of programs that share the slots of a row: a power of two that fills the card."""
     return min(pl.next_power_of_2(max(_PROGRAMS // programs, 1)), pl.next_power_of_2(max(blocks, 1)))
 
 
@@ -130,7 +130,7 @@ def _row_and_head(heads: int) -> tuple[Any, Any]:
 
 
 def _kernel(length: Any, *refs: Any, plan: "_Plan", heads: int, group: int) -> None:
-    """Reads a split's blocks for a tile of query rows: of each token its heads, one after the other."""
+    """Reads a split's blocks for a tile of query rows, ordered by token, then head."""
     layer, scale, tile, block, splits, windowed = plan
     queries, seen, *rest = refs
     oldest, found = rest.pop(0) if windowed else None, rest[-3:]
@@ -152,7 +152,7 @@ def _kernel(length: Any, *refs: Any, plan: "_Plan", heads: int, group: int) -> N
         there = slot[None] < held
         there = there if first is None else there & (slot[None] >= first)
         keys, values, *scales = [_cached(x, (layer, row, head, pl.ds(start, block))) for x in cached]
-        # What is stale may be no number, and nothing times that is none either.
+        # Stale values may be NaN, and so is 0 times NaN.
         values = jnp.where(slot[:, None] < held, values, jnp.zeros((), values.dtype))
         return add(state, [keys, values, *scales], there)
 
@@ -178,7 +178,7 @@ def _kernel(length: Any, *refs: Any, plan: "_Plan", heads: int, group: int) -> N
 
 
 def _merge(weighted: Any, weight: Any, maximum: Any, out: Any, *, heads: int, group: int) -> None:
-    """Merges what the splits found for one query row."""
+    """Merges the splits' results for one query row."""
     (row, head), number = _row_and_head(heads), pl.program_id(1)
     most = maximum[row, head, :, number]
     shrink = jnp.exp(most - jnp.max(most, axis=0))
@@ -189,12 +189,12 @@ def _merge(weighted: Any, weight: Any, maximum: Any, out: Any, *, heads: int, gr
 
 
 def _cached(x: Any, at: tuple[Any, ...]) -> Array:
-    """Reads vectors, or the scales of as many."""
+    """Reads the vectors or scales of cached slots."""
     return x[at] if len(x.shape) == len(at) else x[(*at, slice(None))]
 
 
 def _fed(x: Any, at: tuple[Any, Array, Any], there: Array) -> Array:
-    """Reads the same by their numbers; those that are not there are zeros."""
+    """Reads the vectors or scales of fed tokens by index; missing ones are zeros."""
     row, number, head = at
     if len(x.shape) == len(at):
         return triton.load(x.at[row, number, head], mask=there, other=0)
@@ -203,19 +203,19 @@ def _fed(x: Any, at: tuple[Any, Array, Any], there: Array) -> Array:
 
 
 def _add(asked: Array, state: tuple[Array, Array, Array], block: list[Array], seen: Array, *, scale: float) -> Any:
-    """Adds a block of slots to the unfinished softmax of a program's rows."""
+    """Adds a block of slots to the running softmax of a program's rows."""
     (weighted, weight, maximum), (keys, values, *scales) = state, block
-    scores = _product(asked, keys.astype(asked.dtype).T) * scale
+    scores = multiply(asked, keys.astype(asked.dtype).T) * scale
     if scales:
         scores = scores * scales[0][None]
     scores = jnp.where(seen, scores, -jnp.inf)
     most = jnp.maximum(maximum, jnp.max(scores, axis=1))
     shrink, weights = jnp.exp(maximum - most), jnp.exp(scores - most[:, None])
-    mixed = _product((weights * scales[1][None] if scales else weights).astype(asked.dtype), values.astype(asked.dtype))
+    mixed = multiply((weights * scales[1][None] if scales else weights).astype(asked.dtype), values.astype(asked.dtype))
     return weighted * shrink[:, None] + mixed, weight * shrink + jnp.sum(weights, axis=1), most
 
 
-def _product(x: Float[Array, "n i"], y: Float[Array, "i m"]) -> Float[Array, "n m"]:
-    """Multiplies to float32; float32 is not rounded before."""
+def multiply(x: Float[Array, "n i"], y: Float[Array, "i m"]) -> Float[Array, "n m"]:
+    """Multiplies matrices to float32, without rounding float32 operands."""
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     return jnp.dot(x, y, precision=precision, preferred_element_type=jnp.float32)

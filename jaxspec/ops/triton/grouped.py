@@ -1,8 +1,8 @@
-"""Multiplies a few rows by integers with one scale for each output and group: one GPU kernel that reads them once.
+"""Multiplies a few rows by integers with one scale per output and group: one GPU kernel that reads them once.
 
-Each program multiplies some outputs by every `splits`-th piece of their groups, scales what it finds, and adds it up in
-registers; the splits are added behind the kernel. XLA writes the sums of every group to memory first: for five rows
-of groups of 128 in int4, two thirds of what the weight is.
+Each program multiplies some outputs by every `splits`-th piece of their groups, and scales and adds the results in
+registers; the splits are added after the kernel. XLA writes the sums of every group to memory first: for five rows and
+int4 groups of 128, two thirds of the weight's size.
 
     4 groups of 256 inputs in pieces of 128, 2 splits
     split 0      0.0   1.0   2.0   3.0      group.piece
@@ -19,18 +19,20 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Float, Int
 
-# Outputs of one program, the first that divides theirs; inputs that are read at once.
+from jaxspec.ops.triton.attention import multiply
+
+# Outputs per program, the first that divides the weight's; inputs read at once.
 _OUTPUTS, _PIECES = (64, 32, 16), (128, 64, 32, 16)
-# Rows of one program: fewer are padded, as its products take sixteen.
+# Rows per program: fewer are padded, since its products take sixteen.
 _LEAST_ROWS, _MOST_ROWS = 16, 64
-# Programs that fill a large GPU: what each finds is written and read once more.
+# Programs that fill a large GPU: each partial result is written and read again.
 _PROGRAMS = 256
 
 
 def fits(values: Int[Array, "groups out group"]) -> bool:
-    """Returns whether the kernel takes a weight of this shape: outputs and a group's inputs are multiples of 16.
+    """Returns whether the kernel supports a weight of this shape: outputs and a group's inputs are multiples of 16.
 
-    One of more than 2^31 integers it would read at wrong places (`attention.addresses`).
+    It would read more than 2^31 integers at wrong places (`attention.addresses`).
     """
     return values.shape[1] % _OUTPUTS[-1] == 0 and values.shape[2] % _PIECES[-1] == 0 and values.size <= 2**31
 
@@ -47,11 +49,11 @@ def product(
     """Returns the sum over groups of `scale * (x @ (values - zero))`, float32.
 
     Args:
-      x: rows of activations.
-      values: int8 or int4.
-      scale: one for each output and group, any float dtype.
-      zero: the integers that stand for 0; `None` is 0.
-      interpret: run as ordinary operations, on any platform.
+      x: the rows of activations.
+      values: the integers, int8 or int4.
+      scale: one scale per output and group, any float dtype.
+      zero: the integers that represent 0; `None` is 0.
+      interpret: whether to run as ordinary operations, on any platform.
     """
     rows, (groups, out, group) = x.shape[0], values.shape
     piece = next(size for size in _PIECES if group % size == 0)
@@ -62,7 +64,7 @@ def product(
     partial = pl.pallas_call(
         functools.partial(_kernel, tile=tile, outputs=outputs, splits=splits, shifted=zero is not None),
         out_shape=jax.ShapeDtypeStruct((splits, rows, out), jnp.float32),
-        # Tiles of rows first: programs side by side read the same weights.
+        # Tiles of rows first: adjacent programs read the same weights.
         grid=(tiles, out // outputs, splits),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=4),
         interpret=interpret,
@@ -77,13 +79,13 @@ def product(
 
 
 def _outputs(out: int) -> int:
-    """Returns how many outputs a program has: as many as leave enough programs, if any do."""
+    """Returns the number of outputs per program: the most that leave enough programs, if any do."""
     fitting = [size for size in _OUTPUTS if out % size == 0]
     return next((size for size in fitting if out // size >= _PROGRAMS), min(fitting, key=lambda size: abs(size - 32)))
 
 
 def _splits(programs: int, pieces: int) -> int:
-    """Returns over how many programs the pieces of a weight are spread: a power of two, so that the card is full."""
+    """Returns the number of programs that share the pieces of a weight: a power of two that fills the card."""
     return min(pl.next_power_of_2(max(_PROGRAMS // programs, 1)), pl.next_power_of_2(pieces))
 
 
@@ -100,9 +102,9 @@ def _kernel(x: Any, values: Any, scale: Any, *refs: Any, tile: int, outputs: int
         group, inside = jax.lax.div(number, jnp.int32(pieces)), jax.lax.rem(number, jnp.int32(pieces))
         block = triton.load(x.at[row[:, None], group, inside, across], mask=there[:, None], other=0)
         weight = values[group, own, inside, slice(None)]
-        sums = _product(block, weight.astype(block.dtype).T)
+        sums = multiply(block, weight.astype(block.dtype).T)
         if zero is not None:
-            # Behind the product: an integer of int8 less another has more bits than bfloat16.
+            # After the product: the difference of two int8 integers has more bits than bfloat16.
             totals = jnp.sum(block.astype(jnp.float32), axis=1)
             sums = sums - totals[:, None] * zero[group, own].astype(jnp.float32)[None]
         return total + sums * scale[group, own].astype(jnp.float32)[None]
@@ -113,9 +115,3 @@ def _kernel(x: Any, values: Any, scale: Any, *refs: Any, tile: int, outputs: int
     )
     output = pl.program_id(1) * outputs + jnp.arange(outputs, dtype=jnp.int32)
     triton.store(found.at[split, row[:, None], output[None]], total, mask=there[:, None])
-
-
-def _product(x: Float[Array, "n i"], y: Float[Array, "i m"]) -> Float[Array, "n m"]:
-    """Multiplies to float32; float32 is not rounded before."""
-    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return jnp.dot(x, y, precision=precision, preferred_element_type=jnp.float32)

@@ -28,7 +28,7 @@ LICENSES = (
 )
 CARD = """# smollm2-135m-instruct/{kind}
 
-{title} for `smollm2-135m-instruct`: `jaxspec generate --draft {kind} "..."`.
+{title} for `smollm2-135m-instruct`: `jaxspec generate --drafter {kind} "..."`.
 
 | | |
 |---|---|

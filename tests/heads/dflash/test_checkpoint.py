@@ -1,4 +1,4 @@
-"""Block drafters in files: what is written is read again, and the public layouts mean what their own code does."""
+"""Block drafters in files: they are read as written, and public layouts mean what their own code does."""
 
 import dataclasses
 import json
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from jaxspec.heads.dflash.checkpoint import write_dflash
+from jaxspec.heads.dflash.checkpoint import _dflash_config, write_dflash
 from jaxspec.heads.dflash.head import DFlashHead
-from jaxspec.named import load_head
+from jaxspec.text.names import load_head
 from tests._fixtures import tiny
 from tests._fixtures.dflash import Reference, random_head
 
@@ -50,6 +50,17 @@ DFLASH = SHARED | {
     "layer_types": ["full_attention", "sliding_attention"],
     "use_sliding_window": True,
     "sliding_window": 3,
+}
+# Windows that are shorter than a block, of places in both directions; and of the block's first place alone.
+SHORT = DFLASH | {"is_causal": False, "sliding_window": 2}
+LAYERS_OF_SPECULATORS = {name: SHORT[name] for name in SHARED | {"use_sliding_window": True, "sliding_window": 2}}
+SPECULATORS = {
+    "speculators_model_type": "dflash",
+    "transformer_layer_config": LAYERS_OF_SPECULATORS,
+    "block_size": BLOCK,
+    "aux_hidden_state_layer_ids": [layer + 1 for layer in READS],
+    "mask_token_id": 6,
+    "sliding_window_non_causal": True,
 }
 
 
@@ -113,28 +124,27 @@ def in_jax(head, target, tokens):
     last, start = tokens[:, -1:], jnp.zeros(1, jnp.int32)
     context = head.context(tuple(x[:, :-1] for x in hidden), start)
     cache = head.init_cache(1, tokens.shape[1]).append(context)
-    known = head.blocks(target.embed(last), jnp.full((1, 1), tokens.shape[1] - 1, jnp.int32), cache)[:, 0]
+    known = head.blocks(head.embed(target, last), jnp.full((1, 1), tokens.shape[1] - 1, jnp.int32), cache)[:, 0]
     before = head.before(jnp.broadcast_to(last, known.shape[:2]))
     odds = head.odds(known, before) if head.config.confidence != "none" else None
     return hidden, known[0], jax.nn.softmax(head.logits(known) + head.added(before))[0], odds
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [DSPARK, DFLASH], ids=["DSpark", "DFlash"])
+@pytest.mark.parametrize("config", [DSPARK, DFLASH, SHORT, SPECULATORS], ids=["DSpark", "DFlash", "short", "container"])
 def test_a_public_layout_is_its_own_arithmetic(tmp_path, config):
     dspark = config is DSPARK
     stored = tensors(dspark)
     head = load_head(write(tmp_path / "head", config, stored), TARGET)
     assert head.capture == (0, 2)
     assert head.config.num_drafts == (BLOCK if dspark else BLOCK - 1)
-    # DFlash's layers with a window see no later place of the block; DSpark's has none.
-    assert (head.config.windows, head.config.causal_layers) == (
-        ((None, None), ()) if dspark else ((None, 3), (False, True))
-    )
+    # DFlash's layers with a window see no later place of the block, unless they are said not to; DSpark's has none.
+    assert head.config.windows == ((None, None) if dspark else (None, config.get("sliding_window", 2)))
+    assert head.config.causal_layers == ((False, True) if config is DFLASH else ())
     tokens = np.array([[3, 1, 4, 1, 5, 9, 2]])
     hidden, known, probs, odds = in_jax(head, TARGET, jnp.asarray(tokens))
     numpy = reference(head, stored)
-    anchor = np.asarray(TARGET.params["embedding"], np.float64)[tokens[0, -1]]
+    anchor = np.asarray(stored.get("embed_tokens.weight", TARGET.params["embedding"]), np.float64)[tokens[0, -1]]
     expected = numpy.known([np.asarray(x[0, :-1], np.float64) for x in hidden], anchor, tokens.shape[1] - 1)
     np.testing.assert_allclose(known, expected, atol=1e-5)
     np.testing.assert_allclose(probs, [numpy.probs(place, tokens[0, -1]) for place in expected], atol=1e-5)
@@ -162,6 +172,11 @@ def test_what_is_written_is_read_again(tmp_path, with_head):
     jax.tree.map(np.testing.assert_array_equal, found.params, expected)
 
 
+def test_a_block_that_begins_with_raw_rows_is_written_as_one(tmp_path):
+    write_dflash(random_head(TARGET, raw_embedding=True), tmp_path / "head")
+    assert load_head(tmp_path / "head", TARGET).config.raw_embedding
+
+
 def test_calibration_is_kept(tmp_path):
     head = random_head(TARGET, confidence="place")
     write_dflash(dataclasses.replace(head, confidence_scale=jnp.array([1.0, 0.5, 2.0, 1.5])), tmp_path / "head")
@@ -181,8 +196,12 @@ def test_a_folder_is_never_overwritten(tmp_path):
 @pytest.mark.parametrize(
     ("config", "change", "message"),
     [
-        (DSPARK | {"markov_head_type": "rnn"}, {}, "unsupported option markov_head_type='rnn'"),
-        (DFLASH | {"dflash_config": DFLASH["dflash_config"] | {"selector_rank": 4}}, {}, "option selector_rank=4"),
+        (DSPARK | {"markov_head_type": "rnn"}, {}, "2 missing: markov_head.joint_proj.weight"),
+        (
+            DFLASH | {"dflash_config": DFLASH["dflash_config"] | {"selector_rank": 4}},
+            {},
+            "selector_top_k: .* lacks",
+        ),
         (DSPARK | {"target_layer_ids": []}, {}, "lacks 'target_layer_ids'"),
         (
             DSPARK | {"target_layer_ids": [0, 2]},
@@ -207,6 +226,27 @@ def test_a_folder_that_does_not_fit(tmp_path, config, change, message):
     stored = {name: x for name, x in (tensors(True) | change).items() if x is not None}
     with pytest.raises(ValueError, match=message):
         load_head(write(tmp_path / "head", config, stored), TARGET)
+
+
+def test_the_defaults_of_the_public_layout(tmp_path):
+    config = DFLASH | {"dflash_config": {"mask_token_id": 6}, "num_target_layers": 5}
+    config = {name: value for name, value in config.items() if name != "block_size"}
+    head = load_head(write(tmp_path / "head", config, tensors(False)), tiny.transformer(0, layers=5))
+    assert (head.config.block_size, head.capture) == (16, (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "causal"),
+    [
+        ({"projector_type": "dspark"}, ()),
+        ({"projector_type": "dspark", "causal": True}, (True, True)),
+        ({"projector_type": "domino", "emb_dim": 2, "gru_hidden_dim": 2, "shift_label": True}, (False, True)),
+        ({"causal": False}, ()),
+    ],
+)
+def test_which_layers_of_specforge_are_causal(settings, causal):
+    config = DFLASH | DFLASH["dflash_config"] | settings
+    assert _dflash_config(config, tiny.VOCAB, tiny.VOCAB, built_in=False).causal_layers == causal
 
 
 def test_networks_that_our_layout_cannot_say(tmp_path):

@@ -1,4 +1,4 @@
-"""`DFlashDrafter`: the distributions it reports, its cache of context, confidence, and what it refuses."""
+"""`DFlashDrafter`: the distributions it reports, its cache of context, confidence, and calls it rejects."""
 
 import dataclasses
 import functools
@@ -12,8 +12,12 @@ import jaxspec
 from jaxspec.draft_length.early_stop import CumulativeConfidence
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.ngram import NGramDrafter
-from jaxspec.heads.dflash.drafter import DFlashDrafter
+from jaxspec.heads.dflash.head import DFlashDrafter
+from jaxspec.testing.contracts.drafter import ROUNDS, DrafterContract, init, probe
+from jaxspec.testing.history_models import history_model
+from jaxspec.testing.random_models import wide_transformer
 from tests._fixtures import tiny
+from tests._fixtures.contract_tests import VARIANT_TESTS
 from tests._fixtures.dflash import config, random_head
 from tests._fixtures.dflash_blocks import (
     DFLASH,
@@ -27,8 +31,6 @@ from tests._fixtures.dflash_blocks import (
     propose,
 )
 from tests._fixtures.draft_lengths import PausesContract, Turns
-from tests.contracts import VARIANT_TESTS, DrafterContract
-from tests.contracts.drafter import ROUNDS, _init, _probe
 
 
 class BlockContract(DrafterContract):
@@ -52,9 +54,9 @@ class TestDSpark(BlockContract):
     def test_the_cache_holds_the_text_after_full_and_zero_acceptance(self):
         """The context of all tokens but the last, each at its own position."""
         head, accepted = self.drafter.head, set()
-        state = _init(self.target, self.drafter, jax.random.split(jax.random.key(5), 4), jnp.arange(4))
+        state = init(self.target, self.drafter, jnp.arange(4))
         for _ in range(ROUNDS):
-            *_, state, info = _probe(self.target, self.drafter, state)
+            *_, state, info = probe(self.target, self.drafter, self.verifier, state)
             accepted |= set(info.accepted.tolist())
             found, expected = state.drafter_state.cache, context_of(head, self.target, state.tokens)
             np.testing.assert_array_equal(found.length, state.length - 1)
@@ -73,7 +75,7 @@ def context_of(head, target, tokens):
 
 @pytest.mark.slow
 class TestPauses(PausesContract, BlockContract):
-    """It rests and drafts again. Whole generations are as without."""
+    """It rests and drafts again. Whole generations do not change."""
 
     drafter = DFlashDrafter(HEAD, k=Turns())
     test_greedy_output_is_that_of_plain_decoding = None
@@ -91,7 +93,7 @@ def drafted(proposal):
 
 
 def test_dflash_drafts_from_the_places_of_its_masks():
-    """Without a Markov head, and with layers that see a window and nothing behind them."""
+    """Without a Markov head, and with a causal layer that sees a window."""
     drafter = DFlashDrafter(random_head(TARGET, seed=1, **DFLASH))
     assert drafter.max_drafts == drafter.head.config.block_size - 1
     found, probs = propose(drafter, jaxspec.Sampling()), Probs(drafter.head)
@@ -117,7 +119,7 @@ def test_the_product_of_the_estimates_decides_what_is_submitted():
         assert abs(chances[row] - 0.25) > 1e-4
         assert bool(found.valid[row, i]) == (chances[row] >= 0.25)
         if chances[row] < 0.25:
-            chances[row] = 0  # what was not submitted shows no token
+            chances[row] = 0  # drafts that were not submitted show no token
 
 
 def test_no_draft_decides_whether_it_is_submitted():
@@ -175,7 +177,7 @@ class Headless:
         (
             {"head": random_head(TARGET), "k": CumulativeConfidence(3)},
             ValueError,
-            "CumulativeConfidence stops by a drafter's own confidence, which this one has no head for",
+            "CumulativeConfidence stops by a drafter's own confidence, but this drafter has no confidence head",
         ),
     ],
 )
@@ -187,10 +189,10 @@ def test_bad_input(options, error, text):
 @pytest.mark.parametrize(
     ("target", "options", "error", "text"),
     [
-        (tiny.history_model(0, vocab=tiny.VOCAB), {}, TypeError, "hidden states and the embedding of a LanguageModel"),
+        (history_model(0, vocab=tiny.VOCAB), {}, TypeError, "hidden states and the embedding of a LanguageModel"),
         (tiny.transformer(0), {}, ValueError, "reads the states entering layers 2, 0, got a target of 1"),
         (tiny.transformer(0, layers=2, vocab=12), {}, ValueError, "must share one vocabulary"),
-        (tiny.wide_transformer(vocab=11), {"capture": (1, 0)}, ValueError, "width 16, got a target of width 32"),
+        (wide_transformer(vocab=11), {"capture": (1, 0)}, ValueError, "width 16, got a target of width 32"),
         (TARGET, {"sampling": jaxspec.Sampling(np.ones(2))}, ValueError, "one value for all rows"),
         (TARGET, {"k": CumulativeConfidence(3, threshold=1.5)}, ValueError, "threshold between 0 and 1, got 1.5"),
     ],
@@ -205,12 +207,12 @@ def test_a_target_that_does_not_fit(target, options, error, text):
 @pytest.mark.parametrize("drafter", [ModelDrafter, NGramDrafter])
 def test_other_drafters_have_no_confidence(drafter):
     model = (TARGET,) if drafter is ModelDrafter else ()
-    with pytest.raises(ValueError, match="which this one has no head for"):
+    with pytest.raises(ValueError, match="but this drafter has no confidence head"):
         drafter(*model, k=CumulativeConfidence(3))
 
 
 def test_shapes_that_no_network_has():
-    with pytest.raises(ValueError, match="a block must predict a token at least, got block_size=1"):
+    with pytest.raises(ValueError, match="a block must predict at least one token, got block_size=1"):
         config(TARGET, vocab=11, block_size=1, first_predicts=False)
     with pytest.raises(ValueError, match="needs a markov_rank above 0"):
         config(TARGET, vocab=11, confidence="place and token")

@@ -7,19 +7,19 @@ import pytest
 
 import jaxspec
 from jaxspec.heads.dflash.tree import DFlashTreeDrafter
-from tests._fixtures import tiny
+from jaxspec.testing.contracts.tree_drafter import TreeDrafterContract
+from jaxspec.testing.random_models import wide_transformer
+from tests._fixtures.contract_tests import DRAFTS_TEST
 from tests._fixtures.dflash import random_head
 from tests._fixtures.dflash_blocks import DFLASH, HEAD, LENGTHS, SOME, TARGET, TEXTS, Probs, propose
 from tests._fixtures.dynamic_trees import paths, search
-from tests.contracts import DRAFTS_TEST
-from tests.contracts.tree_drafter import TreeDrafterContract
 
 PLAIN = random_head(TARGET, seed=1, **DFLASH)
 SAMPLING = jaxspec.Sampling(temperature=1.0)
 
 
 def after(probs, text):
-    """The distribution of what follows a path of drafts behind `text`."""
+    """Returns the distribution of the token that follows a path of drafts after `text`."""
     return lambda path: probs.probs(text, len(path) - len(text), path[-1])
 
 
@@ -42,6 +42,7 @@ class TestContract(TreeDrafterContract):
         assert len(shapes) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "options"),
     [
@@ -83,4 +84,4 @@ def test_trees_that_cannot_be_drafted(options, message):
 def test_other_targets_are_refused():
     drafter = DFlashTreeDrafter(HEAD, nodes=4, top_k=2)
     with pytest.raises(ValueError, match="head reads states of width 16, got a target of width 32"):
-        jaxspec.generate(tiny.wide_transformer(), drafter, np.ones((1, 3), np.int32), max_new_tokens=2)
+        jaxspec.generate(wide_transformer(), drafter, np.ones((1, 3), np.int32), max_new_tokens=2)

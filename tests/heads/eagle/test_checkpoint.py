@@ -11,6 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 import jaxspec
 from jaxspec.heads.eagle.checkpoint import write_eagle
+from jaxspec.testing.history_models import history_model
+from jaxspec.testing.random_models import random_model
 from tests._fixtures import tiny
 from tests._fixtures.eagle_formulas import CONFIG, HEAD, HEADS, IDS, INNER, KV_HEADS, TEXT, WIDTH, layer, rms
 
@@ -51,13 +53,24 @@ def write(folder, stored, config=CONFIG):
     return folder
 
 
-def third_logits(stored, features, embedded):
+def third_logits(stored, features, embedded, config=CONFIG):
+    """The logits of an EAGLE-3 head, whose variants the configuration describes."""
+    if config.get("norm_before_fc"):
+        features = rms(features, stored["input_norm.weight"])
+    if config.get("fc_norm"):
+        parts = np.split(features, 3, axis=-1)
+        features = np.concatenate([rms(x, stored[f"fc_norm.{i}.weight"]) for i, x in enumerate(parts)], axis=-1)
     fused = features @ stored["fc.weight"].T
     token = rms(embedded, stored["midlayer.input_layernorm.weight"])
     state = rms(fused, stored["midlayer.hidden_norm.weight"])
-    made = layer(stored, "midlayer", np.concatenate([token, state], axis=-1), fused)
+    residual = state if config.get("norm_before_residual") else fused
+    made = layer(stored, "midlayer", np.concatenate([token, state], axis=-1), residual)
+    if config["num_hidden_layers"] == 2:
+        made = layer(stored, "layers.1", rms(made, stored["layers.1.input_layernorm.weight"]), made)
+    if config.get("norm_output", True):
+        made = rms(made, stored["norm.weight"])
     logits = np.full((len(made), tiny.VOCAB), -np.inf)
-    logits[:, IDS] = rms(made, stored["norm.weight"]) @ stored["lm_head.weight"].T
+    logits[:, IDS] = made @ stored["lm_head.weight"].T
     return logits
 
 
@@ -81,6 +94,44 @@ def test_a_third_eagle_is_the_paper_s_arithmetic(tmp_path):
     assert head.capture == (2, 2, 2) and head.ids.tolist() == IDS.tolist()
     features, embedded, logits = map(np.asarray, run(head, TEXT))
     np.testing.assert_allclose(logits, third_logits(stored, features, embedded), atol=1e-4)
+
+
+VARIANTS = {
+    "each state is normalized": {"fc_norm": True},
+    "all states are normalized as one": {"norm_before_fc": True},
+    "the same, as some write it": {"eagle_config": {"norm_before_fc": True}},
+    "its residual is normalized": {"norm_before_residual": True},
+    "two layers": {"num_hidden_layers": 2},
+    "its output is not normalized": {"norm_output": False, "norm_output_feeds_back": False},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_variants_are_their_own_arithmetic(tmp_path, options):
+    stored, rng = tensors(), np.random.default_rng(1)
+    scale = lambda size: (1 + 0.3 * rng.normal(size=size)).astype(np.float32)
+    norms = {"fc_norm": {f"fc_norm.{i}.weight": scale(WIDTH) for i in range(3)}}
+    norms |= dict.fromkeys(("norm_before_fc", "eagle_config"), {"input_norm.weight": scale(3 * WIDTH)})
+    stored |= norms.get(next(iter(options)), {})
+    if "num_hidden_layers" in options:
+        further = tensors(seed=2, third=False)
+        stored |= {name.replace("layers.0", "layers.1"): x for name, x in further.items() if "layers.0" in name}
+        stored["layers.1.input_layernorm.weight"] = scale(WIDTH)
+    head = jaxspec.load_head(write(tmp_path / "head", stored, CONFIG | options), TARGET)
+    features, embedded, logits = map(np.asarray, run(head, TEXT))
+    config = CONFIG | options | options.get("eagle_config", {})
+    np.testing.assert_allclose(logits, third_logits(stored, features, embedded, config), atol=1e-4)
+
+
+def test_both_meanings_of_a_normalized_output(tmp_path):
+    """Engines feed it back; heads that SpecForge trained before that are plain EAGLE-3, if they say so."""
+    fed_back, plain = (
+        jaxspec.load_head(write(tmp_path / name, tensors(), CONFIG | {"norm_output": True} | options), TARGET)
+        for name, options in {"new": {}, "old": {"norm_output_feeds_back": False}}.items()
+    )
+    assert fed_back.module.norms.feedback and not plain.module.norms.feedback
+    assert plain.module.norms.logits
 
 
 @pytest.mark.slow
@@ -133,9 +184,9 @@ def test_what_is_written_is_read_again(tmp_path, with_head):
 
 @pytest.mark.parametrize("with_head", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_matrices_of_four_bits(tmp_path, with_head):
-    """The folder holds numbers of four bits, and is read as the head of what they stand for."""
+    """The folder holds numbers of four bits, and is read as a head with the values that they represent."""
     sizes = {"width": 32, "head_dim": 16, "mlp_width": 64}
-    target = tiny.random_model(dataclasses.replace(tiny.config(layers=3), **sizes), 4, 0.16)
+    target = random_model(dataclasses.replace(tiny.config(layers=3), **sizes), 4, 0.16)
     head = jaxspec.heads.eagle.init(target, jax.random.key(0), draft_vocabulary=5)
     write_eagle(head, tmp_path / "head", with_head=with_head, bits=4)
     stored = load_file(tmp_path / "head" / "model.safetensors")
@@ -174,12 +225,22 @@ def test_it_drafts(tmp_path):
     [
         ({"norm.weight": None}, {}, "1 missing: norm.weight"),
         ({"more.weight": np.zeros(2, np.float32)}, {}, "1 unexpected: more.weight"),
-        ({"fc.weight": np.zeros((WIDTH, 2 * WIDTH), np.float32)}, {}, "fc.weight has .*16, 32.*, expected .*16, 48"),
-        ({"t2d": np.ones(tiny.VOCAB, bool)}, {}, "do not name one rising list"),
-        ({"d2t": np.array([0, 0, 0, 0, 20])}, {}, "do not name one rising list"),
+        (
+            {"fc.weight": np.zeros((WIDTH, 2 * WIDTH), np.float32)},
+            {},
+            "fc.weight mixes 2 states, the configuration names 3",
+        ),
+        ({"t2d": np.ones(tiny.VOCAB, bool)}, {}, "do not describe one increasing list"),
+        ({"d2t": np.array([0, 0, 0, 0, 20])}, {}, "do not describe one increasing list"),
         ({}, {"vocab_size": 12}, "vocab_size: it was trained for a target with tokens 12, got one with 11"),
         ({}, {"eagle_aux_hidden_state_layer_ids": [1, 2, 6]}, "layer_ids: it reads states .*, the target has 0 to 5"),
-        ({}, {"norm_output": True}, "unsupported option norm_output"),
+        ({}, {"num_hidden_layers": 2}, "missing: layers.1.input_layernorm.weight"),
+        ({}, {"fc_norm": True, "norm_before_fc": True}, "fc_norm or norm_before_fc: expected at most one"),
+        ({}, {"target_layer_ids": [0, 1, 2, 3]}, "fc.weight mixes 3 states, the configuration names 4"),
+        ({}, {"num_aux_hidden_states": 4}, "num_aux_hidden_states: expected the number of captured layers, 3, got 4"),
+        ({}, {"logit_scale": 2.0}, "logit_scale: this setting of heads is not supported, got 2.0"),
+        ({}, {"eagle_config": {"use_aux_hidden_state": False}}, "eagle_config.use_aux_hidden_state: .*got false"),
+        ({"mask_hidden": np.zeros((1, 1, 48), np.float32)}, {"mask_token_id": 3}, "lacks the layers whose inputs"),
         ({}, {"hidden_size": None}, "lacks 'hidden_size'"),
         ({"fc.weight": None}, {}, "no head that jaxspec knows"),
     ],
@@ -196,4 +257,4 @@ def test_names_that_lead_nowhere(tmp_path):
     with pytest.raises(ValueError, match="unknown drafter 'smollm2-135m-instruct/parrot'"):
         jaxspec.load_head("smollm2-135m-instruct/parrot", TARGET)
     with pytest.raises(TypeError, match="target must be a LanguageModel, got HistoryModel"):
-        jaxspec.load_head(tmp_path, tiny.history_model())
+        jaxspec.load_head(tmp_path, history_model())

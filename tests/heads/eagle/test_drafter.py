@@ -1,7 +1,6 @@
 """`EagleDrafter`: its guesses against the head's arithmetic, written out over the whole text."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +12,20 @@ from jaxspec.core.prefill import Prefilled
 from jaxspec.core.state import Context
 from jaxspec.core.tree import Tree
 from jaxspec.draft_length.adaptive import Adaptive
+from jaxspec.drafters.draft_model import begin
 from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.heads.eagle.mtp import MtpLayer
 from jaxspec.heads.eagle.network import FirstEagleLayer
 from jaxspec.ops.rope import Rope
+from jaxspec.testing.contracts.drafter import ENDS, PROMPTS, DrafterContract, advance, before_round, init as init_rows
+from jaxspec.testing.contracts.tree_drafter import TreeDrafterContract, path_to
+from jaxspec.testing.history_models import history_model
+from jaxspec.testing.random_models import wide_transformer
 from tests._fixtures import published_trees, tiny
+from tests._fixtures.contract_tests import VARIANT_TESTS
 from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests._fixtures.dynamic_trees import paths, search
 from tests._fixtures.eagle import HEAD, TARGET, eagle_head
-from tests.contracts import VARIANT_TESTS, DrafterContract
-from tests.contracts.drafter import PROMPTS
-from tests.contracts.tree_drafter import TreeDrafterContract, _before_round, path_to
-from tests.contracts.tree_drafter import _init as init_rows
 
 MOST_TEXT = 80
 
@@ -34,7 +35,7 @@ MTP = eagle_head(3, layer=MtpLayer, capture=(2,), normalized=True)
 FIRST = eagle_head(2, layer=FirstEagleLayer, capture=(2,), normalized=True)
 
 
-@functools.partial(jax.jit, static_argnames="drafts")
+@jax.jit
 def logits_after(head, tokens, length, drafts):
     """The head's logits after the text, of which the last `drafts` tokens are its own.
 
@@ -45,13 +46,15 @@ def logits_after(head, tokens, length, drafts):
     after = head.embed(TARGET, jnp.pad(tokens[:, 1:], ((0, 0), (0, 1))))
     cache = head.init_cache(1, MOST_TEXT)
     place = length - drafts - 2  # the last true pair
-    for step in range(drafts + 1):
-        made, _ = head(after, states, cache)
-        logits = jnp.take(head.over_vocabulary(head.guesses(made))[0], place + step, axis=0)
+
+    def step(number, kept):
+        made, _ = head(after, kept[0], cache)
         # The state of the next pair is what the head made of this one.
-        own = jnp.arange(MOST_TEXT)[None, :, None] == place + step + 1
-        states = jnp.where(own, jnp.roll(made, 1, axis=1), states)
-    return logits
+        own = jnp.arange(MOST_TEXT)[None, :, None] == place + number + 1
+        return jnp.where(own, jnp.roll(made, 1, axis=1), kept[0]), made
+
+    _, made = jax.lax.fori_loop(0, drafts + 1, step, (states, states))
+    return jnp.take(head.over_vocabulary(head.guesses(made))[0], length - 2, axis=0)
 
 
 def probs(head, text, offset):
@@ -116,13 +119,34 @@ class TestMostLikely(EagleContract):
         return None if found is None else int(np.argmax(found))
 
 
-@pytest.mark.slow
 class TestPauses(PausesContract, EagleContract):
-    """Features wait while a draft length drafts nothing, and are all taken in afterwards."""
+    """Features wait while a draft length drafts nothing, and are all processed afterwards."""
 
+    quick_tests = ("test_of_an_ended_row_the_same_states_wait",)
     drafter = jaxspec.EagleDrafter(HEAD, k=Turns())
 
+    def test_of_an_ended_row_the_same_states_wait(self):
+        """They are the target's, of the pairs after those that were fed; all together are the text."""
+        state = init_rows(TARGET, self.drafter, jnp.arange(4), ENDS)
+        for _ in range(20):
+            state = advance(TARGET, self.drafter, self.verifier, state)
+        kept, tokens = state.drafter_state.draft_state, state.tokens
+        hidden = hidden_states(tokens)
+        features, waits = HEAD.features(TARGET, hidden), []
+        for row in np.flatnonzero(state.done):
+            fed, count = int(kept.cache.length[row]), int(kept.waiting[row])
+            assert fed + count == state.length[row] - 1
+            np.testing.assert_allclose(kept.features[row, :count], features[row, fed : fed + count], atol=1e-4)
+            waits.append(count)
+        assert len(waits) == 2 and min(waits) > 0
 
+
+@jax.jit
+def hidden_states(tokens):
+    return TARGET(tokens, TARGET.init_cache(*tokens.shape), capture=HEAD.capture).hidden
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("begins", "waits"), [(True, 9), (False, 18)])
 def test_what_a_paused_head_left_is_taken_in_piece_by_piece(begins, waits):
     """Pairs of several rounds, of a row that waits and of one that has less to take in."""
@@ -133,8 +157,8 @@ def test_what_a_paused_head_left_is_taken_in_piece_by_piece(begins, waits):
     )
     begun = length - waits
     context = Context(TARGET, None, tokens, begun + 1, jnp.zeros(2, bool), jaxspec.Greedy())
-    hidden = jax.jit(lambda tokens: TARGET(tokens, TARGET.init_cache(2, 40), capture=HEAD.capture).hidden)(tokens)
-    state = draft.init(context, Prefilled(None, hidden), 40)
+    hidden = hidden_states(tokens)
+    state = begin(draft, context, Prefilled(None, hidden), 40)
     features = HEAD.features(TARGET, hidden)
     at = (begun - 1)[:, None] + jnp.arange(waits)[None]
     left = state.features.at[:, :waits].set(jnp.take_along_axis(features, at[..., None], axis=1))
@@ -157,12 +181,11 @@ class EagleTreeContract(TreeDrafterContract):
     sees_every_acceptance = False
 
     def test_its_model_is_traced_twice_however_many_levels_there_are(self, monkeypatch):
-        keys = jax.random.split(jax.random.key(5), 4)
-        state, calls = init_rows(TARGET, self.drafter, keys, jnp.arange(4)), []
+        state, calls = init_rows(TARGET, self.drafter, jnp.arange(4)), []
         call = EagleHead.__call__
         counted = lambda self, *args, **options: (calls.append(1), call(self, *args, **options))[1]
         monkeypatch.setattr(EagleHead, "__call__", counted)
-        jax.eval_shape(lambda state: self.drafter.propose(*_before_round(TARGET, state)), state)
+        jax.eval_shape(lambda state: self.drafter.propose(*before_round(TARGET, self.verifier, state)), state)
         assert len(calls) == 2
 
     def check_node(self, proposal, row, node, expected):
@@ -206,8 +229,9 @@ def test_the_published_tree_changes_no_greedy_token():
     np.testing.assert_array_equal(run(drafter).tokens, run(None).tokens)
 
 
+@pytest.mark.slow
 def test_full_acceptance_of_a_head_that_knows():
-    """A head whose tokens are the target's own accepts every draft, in every round: no pair is lost or doubled.
+    """Every draft of a head whose tokens are the target's own is accepted, in every round: no pair is lost or doubled.
 
     Its attention and feed-forward add nothing, so that it says what follows a token; so does the target.
     """
@@ -229,7 +253,7 @@ def test_full_acceptance_of_a_head_that_knows():
 
 @pytest.mark.slow
 def test_a_pause_longer_than_the_head_s_patience():
-    """Features that wait are taken in before there is no room for more."""
+    """Waiting features are processed before their buffer is full."""
     drafter = jaxspec.EagleDrafter(HEAD, k=Adaptive((1.0, 9.0, 9.0), (0, 1, 3), period=40))
     state = jaxspec.init(TARGET, drafter, jnp.asarray(PROMPTS), max_new_tokens=70)
     step = jaxspec.jit_step()
@@ -247,7 +271,7 @@ def test_a_pause_longer_than_the_head_s_patience():
     ("target", "head", "kind", "message"),
     [
         (
-            tiny.history_model(vocab=tiny.VOCAB),
+            history_model(vocab=tiny.VOCAB),
             HEAD,
             TypeError,
             "reads hidden states .* type HistoryModel",
@@ -255,7 +279,7 @@ def test_a_pause_longer_than_the_head_s_patience():
         (TARGET, "eagle", TypeError, "needs an EagleHead, got str"),
         (tiny.transformer(layers=1), HEAD, ValueError, "layers 0, 1, 2, got a target of 1 layers"),
         (tiny.transformer(layers=2, vocab=12), HEAD, ValueError, "share one vocabulary"),
-        (tiny.wide_transformer(vocab=tiny.VOCAB, ropes=(Rope(1e4),) * 1), FIRST, ValueError, "layers 2"),
+        (wide_transformer(vocab=tiny.VOCAB, ropes=(Rope(1e4),) * 1), FIRST, ValueError, "layers 2"),
     ],
 )
 def test_a_head_that_does_not_fit(target, head, kind, message):

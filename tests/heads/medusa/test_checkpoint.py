@@ -1,4 +1,4 @@
-"""Medusa's heads in files: the public layouts, written here, against the formulas in NumPy; and our own."""
+"""Medusa's heads in files: the public layouts, written here, against the formulas in NumPy; and jaxspec's own."""
 
 import dataclasses
 import json
@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import jaxspec
 from jaxspec.heads.medusa.checkpoint import write_medusa
+from jaxspec.testing.random_models import wide_transformer
 from tests._fixtures import tiny
 from tests._fixtures.medusa import conditioned_head, newest_state, paper_head, paper_logits
 from tests._fixtures.meshes import make_mesh
@@ -94,6 +95,7 @@ def test_more_heads_than_the_configuration_says(tmp_path):
     np.testing.assert_allclose(guessed(head), expected(blocks, outputs), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_heads_that_share_the_targets_output(tmp_path):
     blocks, matrix = random_blocks(), np.asarray(TARGET.head, np.float64)
     head = jaxspec.load_head(write(tmp_path / "heads", tensors_of(blocks)), TARGET)
@@ -152,8 +154,9 @@ def test_another_dtype(tmp_path):
     np.testing.assert_allclose(guessed(head), guessed(HEADS["built-in"]), rtol=0.2, atol=0.2)
 
 
+@pytest.mark.slow
 def test_onto_a_mesh(tmp_path):
-    target = tiny.wide_transformer(0)
+    target = wide_transformer(0)
     write_medusa(conditioned_head(target, ids=[*range(8)]), tmp_path / "heads")
     head = jaxspec.load_head(tmp_path / "heads", target, mesh=make_mesh(1, 2))
     assert not head.params["output"]["head"].sharding.is_fully_replicated
@@ -175,8 +178,8 @@ TENSORS = tensors_of(random_blocks(), random_outputs())
         (TENSORS | {"2.5.weight": np.zeros(3)}, "1 unexpected: 2.5.weight"),
         (TENSORS | {"0.1.weight": np.zeros((12, 16))}, r"0.1.weight has \(12, 16\), expected \(11, 16\)"),
         (TENSORS | {"0.0.linear.bias": np.full(16, np.nan)}, "0.0.linear.bias: holds NaN"),
-        (TENSORS | {"token_map": np.array([3, 11])}, "token_map must name different tokens of the target's 11"),
-        (TENSORS | {"token_map": np.array([3, 3])}, "token_map must name different tokens"),
+        (TENSORS | {"token_map": np.array([3, 11])}, "token_map must list distinct tokens of the target's 11"),
+        (TENSORS | {"token_map": np.array([3, 3])}, "token_map must list distinct tokens"),
     ],
 )
 def test_files_that_do_not_fit(tmp_path, tensors, text):

@@ -11,14 +11,15 @@ from jaxspec.core.state import Context
 from jaxspec.core.tree import Tree
 from jaxspec.draft_length.early_stop import EntropyStop
 from jaxspec.sharding.params import shard_models
+from jaxspec.testing.contracts.drafter import LENGTHS, PROMPTS, DrafterContract
+from jaxspec.testing.contracts.tree_drafter import TreeDrafterContract, path_to
+from jaxspec.testing.random_models import wide_transformer
+from jaxspec.testing.statistics import same_distribution
 from tests._fixtures import published_trees, tiny
+from tests._fixtures.contract_tests import DRAFTS_TEST, VARIANT_TESTS
 from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests._fixtures.medusa import conditioned_head, paper_head, probs
 from tests._fixtures.meshes import make_mesh
-from tests.contracts import DRAFTS_TEST, VARIANT_TESTS, DrafterContract
-from tests.contracts.drafter import LENGTHS, PROMPTS
-from tests.contracts.tree_drafter import TreeDrafterContract, path_to
-from tests.oracle.statistics import same_distribution
 
 TARGET = tiny.transformer(3)
 HEAD = conditioned_head(TARGET, ids=[0, 2, 3, 5, 6, 8, 9])
@@ -64,7 +65,7 @@ class TestPapersHeads(MedusaContract):
 
 @pytest.mark.slow
 class TestPauses(PausesContract, MedusaContract):
-    """Rounds without drafts: the newest state is kept all the same."""
+    """In rounds without drafts, the newest state is still kept."""
 
     drafter = jaxspec.MedusaDrafter(HEAD, k=Turns())
     test_only_a_text_of_one_token_is_without_guesses = None
@@ -114,7 +115,7 @@ def test_the_joint_distribution_of_a_chain():
 )
 def test_the_same_tokens_on_a_mesh(topology, shape):
     """Two devices split the blocks, the output rows and the vocabulary; or the rows of the batch."""
-    target, mesh = tiny.wide_transformer(0), make_mesh(*shape)
+    target, mesh = wide_transformer(0), make_mesh(*shape)
     drafter = jaxspec.MedusaDrafter(conditioned_head(target, ids=[*range(0, 64, 2)], sharpness=8.0), topology=topology)
     options = {"prompt_length": jnp.asarray(LENGTHS), "key": jax.random.key(5), "sampling": jaxspec.Sampling(0.8)}
     run = lambda *models: jaxspec.generate(*models, jnp.asarray(PROMPTS), max_new_tokens=12, **options)
@@ -160,7 +161,7 @@ def generate(target, drafter, **options):
         (
             lambda: generate(TARGET, jaxspec.MedusaDrafter(HEAD, topology=Tree.chains(1, 4))),
             ValueError,
-            "got k=4; pass a smaller k, or a tree that is less deep",
+            "got k=4; pass a smaller k, or a shallower tree",
         ),
         (
             lambda: generate(TARGET, jaxspec.MedusaDrafter(HEAD, topology=Tree.chains(8, 1))),
@@ -178,7 +179,7 @@ def generate(target, drafter, **options):
             r"heads that read \(1,\) for a target of 2 layers",
         ),
         (
-            lambda: generate(tiny.wide_transformer(vocab=tiny.VOCAB), jaxspec.MedusaDrafter(HEAD)),
+            lambda: generate(wide_transformer(vocab=tiny.VOCAB), jaxspec.MedusaDrafter(HEAD)),
             ValueError,
             "width 16, got a target of width 32",
         ),

@@ -11,7 +11,7 @@ import pytest
 import jaxspec
 from jaxspec.core.tree import best_tree
 from jaxspec.heads.medusa.training import Chosen, MedusaRecipe, measure_accuracies
-from jaxspec.training.batching import Batch
+from jaxspec.training.dataset import Batch
 from jaxspec.training.loop import train
 from jaxspec.training.state import TrainingOptions, target_features
 from tests._fixtures import tiny
@@ -79,6 +79,7 @@ def test_the_loss_is_of_the_distributions_that_are_drafted_from():
     assert reported["count"] == len(accepted[0])
 
 
+@pytest.mark.slow
 def test_heads_begin_as_the_targets_own():
     """Each says of the token it guesses what the target said of the one before."""
     one, batch = recipe(), texts()
@@ -87,6 +88,7 @@ def test_heads_begin_as_the_targets_own():
     np.testing.assert_allclose(probs(TARGET, head, text), [tiny.transformer_probs(TARGET, text[:-1])] * 3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_draft_vocabulary_is_of_the_most_frequent_tokens():
     assert recipe(draft_vocabulary=4).init(jax.random.key(0), TARGET, COUNTS)["ids"].tolist() == [0, 1, 2, 3]
 
@@ -100,7 +102,7 @@ def choose(batch, count, key):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 40])
 def test_where_guesses_begin(count):
-    """At places in a row, of as many as there are, whatever the key; all of them if they fit."""
+    """At consecutive places of a row's answer, for any key; at all of them if they fit."""
     batch = texts()
     found = set()
     for seed in range(12):
@@ -132,11 +134,11 @@ def test_accuracies_are_shares_of_the_texts_tokens():
         if rank < 4:
             hits[i, rank] += 1
     np.testing.assert_allclose(found, hits / counts[:, None], rtol=1e-6)
-    with pytest.raises(ValueError, match="the batches hold no answers"):
+    with pytest.raises(ValueError, match="no answer in the batches"):
         measure_accuracies(head, TARGET, [dataclasses.replace(batch, answer=batch.answer & False)])
 
 
-# Its guesses cannot be had by saying a token again.
+# Its guesses cannot be made by repeating a token.
 WRITER = tiny.transformer(0, sharpness=14.0, tied_head=False)
 PROMPTS = np.random.default_rng(3).integers(0, tiny.VOCAB, (32, 3))
 
@@ -172,7 +174,7 @@ def trained(data, tmp_path_factory):
 
 @pytest.mark.slow
 def test_training_helps_in_the_real_loop(trained):
-    """Far more guesses are kept than before, and as many as the loss reports that would be."""
+    """Far more guesses are kept than before, and as many as the loss reports."""
     measure = lambda params: length_of(recipe().drafter(params, WRITER, COUNTS))
     before, after = measure(recipe().init(jax.random.key(0), WRITER, COUNTS)), measure(trained.params)
     assert after > before + 0.5
@@ -183,7 +185,7 @@ def test_training_helps_in_the_real_loop(trained):
 @pytest.mark.slow
 def test_what_is_saved_is_what_was_trained(trained):
     read, head = jaxspec.load_head(trained.folder, WRITER), recipe().head(trained.params, WRITER)
-    assert jaxspec.named.drafter_of(read).max_drafts == 3
+    assert jaxspec.text.names.drafter_of(read).max_drafts == 3
     np.testing.assert_array_equal(read.ids, head.ids)
     same = functools.partial(np.testing.assert_allclose, rtol=2**-8)  # bfloat16
     jax.tree.map(same, read.params, head.params)
@@ -191,7 +193,7 @@ def test_what_is_saved_is_what_was_trained(trained):
 
 @pytest.mark.slow
 def test_what_is_saved_knows_how_good_its_guesses_are(trained, data):
-    """Measured on what was set aside; enough for the best tree."""
+    """They are measured on held-out data, which is enough for the best tree."""
     read = jaxspec.load_head(trained.folder, WRITER)
     np.testing.assert_allclose(read.accuracies, measure_accuracies(read, WRITER, some_of(data)))
     assert best_tree(read.accuracies, 8).depth > 1
@@ -199,10 +201,10 @@ def test_what_is_saved_knows_how_good_its_guesses_are(trained, data):
 
 @pytest.mark.slow
 def test_answers_too_short_to_measure_on_are_told_of(trained, data):
-    """The drafter is there all the same."""
+    """The drafter exists all the same."""
     options = TrainingOptions(steps=150, batch_tokens=24 * 44, learning_rate=1e-2, log_every=50)
     short = Written(data.texts[:, :4])
-    with pytest.warns(UserWarning, match="says nothing of how good its guesses are"):
+    with pytest.warns(UserWarning, match="has no measurements of its guesses"):
         again = train(recipe(), WRITER, data, options, trained.folder.parent, aside=some_of(short), quiet=True)
     assert jaxspec.load_head(again.folder, WRITER).num_heads == 3
 
@@ -215,5 +217,5 @@ def test_a_tree_of_what_was_measured(trained, data):
     np.testing.assert_allclose(np.sum(accuracies, axis=1), 1, atol=1e-6)
     tree = best_tree(accuracies, 8)
     assert tree.depth > 1 and tree.widths[0] > 1
-    accepted = np.asarray(write(jaxspec.MedusaDrafter(head, topology=tree), 41).stats.acceptance_by_position())
+    accepted = np.asarray(write(jaxspec.MedusaDrafter(head, topology=tree), 41).stats.acceptance_by_position)
     np.testing.assert_allclose(accepted[0], sum(accuracies[0][: tree.widths[0]]), atol=0.06)

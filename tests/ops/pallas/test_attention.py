@@ -1,4 +1,4 @@
-"""The attention kernel, interpreted, beside attention by XLA."""
+"""The attention kernel, interpreted, against attention by XLA."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ CASES = {
     "one token": {"fed": 1, "tree": False},
     "chain": {"fed": 5, "tree": False},
     "tree": {"fed": 9, "tree": True},
-    "tree behind pending nodes": {"fed": 9, "tree": True, "pending": 4},
+    "tree after pending nodes": {"fed": 9, "tree": True, "pending": 4},
     "128 tokens, heads of 64": {"fed": 128, "tree": False, "width": 64},
     "heads of 256": {"fed": 4, "tree": True, "width": 256, "heads": 1, "group": 1},
 }

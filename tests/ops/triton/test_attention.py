@@ -1,4 +1,4 @@
-"""The GPU's attention kernel, interpreted, beside attention by XLA."""
+"""The GPU's attention kernel, interpreted, against attention by XLA."""
 
 import math
 
@@ -18,7 +18,7 @@ CASES = {
     "one token": {"fed": 1, "tree": False},
     "chain": {"fed": 5, "tree": False},
     "tree": {"fed": 9, "tree": True},
-    "tree behind pending nodes": {"fed": 9, "tree": True, "pending": 4},
+    "tree after pending nodes": {"fed": 9, "tree": True, "pending": 4},
     "64 tokens, heads of 64": {"fed": 64, "tree": False, "width": 64},
     "70 tokens, in two pieces": {"fed": 70, "tree": False},
     "heads of 256": {"fed": 4, "tree": True, "width": 256, "heads": 1, "group": 1},
@@ -60,6 +60,7 @@ def test_int8_caches(case):
     np.testing.assert_allclose(*compared, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted_on_gpu")
 @pytest.mark.parametrize(("kind", "width"), [(BySlotPallasKVCache, 16), (PallasKVCache, 24)])
 def test_what_it_does_not_take_is_attended_to_by_xla(kind, width, monkeypatch):

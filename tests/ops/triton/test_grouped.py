@@ -1,4 +1,4 @@
-"""The GPU's product with integers in groups, interpreted, beside the same sums in float64."""
+"""The GPU's product with integers in groups, interpreted, against sums in float64."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,5 +1,5 @@
-// INT4: no format of GGML's, but what GPTQ, AWQ and compressed-tensors have of 32 inputs: d, an integer zero, then 16 bytes,
-// whose low nibbles come first.
+// INT4: not a GGML format, but the contents of GPTQ, AWQ and compressed-tensors for 32 inputs: d, an integer zero, then
+// 16 bytes, whose low nibbles come first.
 
 #ifndef JAXSPEC_FORMATS_INT4_H_
 #define JAXSPEC_FORMATS_INT4_H_

@@ -1,4 +1,4 @@
-// IQ4_NL: d, then 16 bytes of places in a table, whose low nibbles come first.
+// IQ4_NL: d, then 16 bytes of indices into a table, whose low nibbles come first.
 
 #ifndef JAXSPEC_FORMATS_IQ4_NL_H_
 #define JAXSPEC_FORMATS_IQ4_NL_H_

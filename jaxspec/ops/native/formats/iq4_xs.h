@@ -1,4 +1,4 @@
-// IQ4_XS: d, the upper two bits of 8 factors, the lower four, then 128 bytes of places in a table.
+// IQ4_XS: d, the upper two bits of 8 factors, the lower four, then 128 bytes of indices into a table.
 
 #ifndef JAXSPEC_FORMATS_IQ4_XS_H_
 #define JAXSPEC_FORMATS_IQ4_XS_H_

@@ -1,4 +1,4 @@
-// What Q4_K and Q5_K share: 8 factors and minima of 6 bits each in 12 bytes.
+// Shared by Q4_K and Q5_K: 8 factors and minima of 6 bits each in 12 bytes.
 
 #ifndef JAXSPEC_FORMATS_SIX_BITS_H_
 #define JAXSPEC_FORMATS_SIX_BITS_H_

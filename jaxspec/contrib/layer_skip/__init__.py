@@ -1,1 +1,0 @@
-"""Trains a whole model to exit early: LayerSkip (2404.16710)."""

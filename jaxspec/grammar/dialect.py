@@ -1,0 +1,136 @@
+"""Translates the regular expressions of JSON schemas into the dialect of the library that follows them.
+
+A schema's pattern is written for ECMAScript, Python or Rust, which differ in what a class such as `\\W` contains. A
+translation matches a text only if all three do. It names no control character without a short escape: JSON strings of
+our grammars have none.
+"""
+
+import json
+import re
+from typing import Any
+
+from jaxspec.grammar.automaton import needed
+
+# How `llguidance` writes JSON: without white space, and each character in one way, but for control characters.
+JSON_TEXT = {"whitespace_flexible": False, "json_allowed_escapes": 'nrbtf\\"'}
+# The parts of an expression: an escape, the beginning of a group or class, a repetition, or one character.
+_PART = re.compile(
+    r"\\u\{[0-9a-fA-F]+\}|\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\[pP]\{[^}]*\}|\\.|\(\?[a-zA-Z-]+[:)]"
+    r"|\(\?(?:<?[=!]|:|P?<\w+>)|\[\^?|\{\d+(?:,\d*)?\}|.",
+    re.DOTALL,
+)
+# What a shorthand contains in every dialect, and what it contains in any of them.
+_EVERY = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t\n\x0c\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"}
+_ANY = {
+    "d": r"\p{Nd}",
+    "w": r"\p{L}\p{M}\p{N}\p{Pc}\p{Alphabetic}\u200c\u200d",
+    "s": _EVERY["s"] + r"\x0b\x1c-\x1f\x85\ufeff",
+}
+NO_ESCAPE = r"\x00-\x07\x0b\x0e-\x1f\x7f"
+_NOTHING = "[a&&b]"
+_CODES = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "b": 8, "0": 0}
+_EDGES = {r"\A": "^", r"\z": "$", r"\Z": "$"}
+# What the library's messages mean.
+_REASONS = {
+    "lookaround": "it has ^ or $ inside it",
+    "nsatisfiable": "no string without unusual control characters matches it",
+    "Unable to determine": "it takes more than 10,000 states to find out whether a string matches it",
+    "": "it is not a regular expression",
+}
+# pydantic's decimals: an expression that needs a digit, without the look-ahead that says so.
+_KNOWN = {r"(?!^[-+.]*$)[+-]?0*\d*\.?\d*": r"[+-]?(?:\d+\.?\d*|\.\d+)"}
+
+
+def translated(pattern: str) -> str:
+    """Returns an expression over a string's value, for `llguidance`.
+
+    Raises:
+      ValueError: the expression has a feature that no automaton has, or is not valid; the message says which.
+    """
+    for known, plain in _KNOWN.items():
+        pattern = pattern.replace(known, plain)
+    parts, found, place = _PART.findall(pattern), [], 0
+    # A flag that holds in one group only is left out for dots: then they match less, and nothing wrong.
+    dot_is_all = bool(parts) and re.fullmatch(r"\(\?[a-z]*s[a-z]*\)", parts[0]) is not None
+    while place < len(parts):
+        part, place = parts[place], place + 1
+        if part in ("[", "[^"):
+            try:
+                end = parts.index("]", place)
+            except ValueError:
+                raise ValueError("it has an unclosed bracket") from None
+            found.append(_class(parts[place:end], negated=part == "[^"))
+            place = end + 1
+        else:
+            found.append(_outside(part, dot_is_all=dot_is_all))
+    text = "".join(found)
+    if problem := problem_of({"type": "string", "pattern": text}):
+        raise ValueError(next(reason for part, reason in _REASONS.items() if part in problem))
+    return text
+
+
+def problem_of(schema: dict[str, Any]) -> str:
+    """Returns what `llguidance` says against a schema; empty if it follows it."""
+    matcher = needed("llguidance").LLMatcher
+    schema = schema | {"x-guidance": JSON_TEXT | schema.get("x-guidance", {})}
+    return matcher.validate_grammar(matcher.grammar_from_json_schema(json.dumps(schema)), None)
+
+
+def _outside(part: str, dot_is_all: bool) -> str:
+    """Translates a part outside classes."""
+    if part == ".":
+        return _class([], negated=True) if dot_is_all else f"[^{NO_ESCAPE}\\n\\r\\u2028\\u2029]"
+    if re.match(r"\(\?<?[=!]", part):
+        raise ValueError(f"it has the look-around {part}")
+    if re.match(r"\(\?[a-zA-Z-]+[:)]", part):
+        if set(part) - set("(?is:)"):
+            raise ValueError(f"it has the flags {part}, of which only i and s are known")
+        return part
+    if part in _EDGES:
+        return _EDGES[part]
+    if re.fullmatch(r"\\[dDwWsS]|\\[pP]\{.*\}", part):
+        return _class([part], negated=False)
+    if re.fullmatch(r"\\[bBkG1-9]", part):
+        raise ValueError(f"it has {part}, which no automaton knows")
+    if part[0] != "\\" and part not in ("{", "}", "]") and part >= " ":
+        return part
+    # As a class: `llguidance` passes over other characters that it cannot write.
+    return _class([part], negated=False)
+
+
+def _class(members: list[str], negated: bool) -> str:
+    """Translates a class, of the parts between its brackets."""
+    found = []
+    for place, part in enumerate(members):
+        if kind := re.fullmatch(r"\\([dDwWsS])", part):
+            letter = kind[1].lower()
+            # A negated class has to exclude all that its members may contain.
+            narrow, wide = (_ANY, _EVERY) if negated else (_EVERY, _ANY)
+            found.append(narrow[letter] if letter == kind[1] else f"[^{wide[letter]}]")
+        elif part == "-" and 0 < place < len(members) - 1:
+            found.append("-" if not _is_set(members[place - 1]) and not _is_set(members[place + 1]) else r"\x2d")
+        else:
+            found.extend([part] if _is_set(part) else map(_letter, [part] if part[0] == "\\" else part))
+    inside = "".join(found)
+    if not inside:
+        return f"[^{NO_ESCAPE}]" if negated else _NOTHING
+    return f"[[{'^' * negated}{inside}]&&[^{NO_ESCAPE}]]"
+
+
+def _is_set(part: str) -> bool:
+    return re.fullmatch(r"\\[dDwWsS]|\\[pP]\{.*\}", part) is not None
+
+
+def _letter(part: str) -> str:
+    """Translates a character or its escape."""
+    if len(part) > 2:
+        code = int(part[2:].strip("{}"), 16)
+    elif len(part) == 1:
+        code = ord(part)
+    elif part[1] in _CODES:
+        code = _CODES[part[1]]
+    elif part[1].isalnum():
+        raise ValueError(f"it has {part}, which is not an escape")
+    else:
+        code = ord(part[1])
+    return rf"\x{{{code:x}}}"

@@ -1,0 +1,1 @@
+"""Translates public formats of heads, and recognizes those that are not read."""

@@ -1,0 +1,18 @@
+"""Decodes requests that come and go; `jaxspec.decoding.slots` describes the rows."""
+
+from etils import epy as _epy
+
+with _epy.lazy_api_imports(globals()):
+    from jaxspec.decoding.slots import (
+        Advance as Advance,
+        Slots as Slots,
+        advance as advance,
+        feed as feed,
+        insert as insert,
+        release as release,
+        slots as slots,
+        take as take,
+    )
+    from jaxspec.serving.completion import complete as complete, complete_file as complete_file
+    from jaxspec.serving.engine import Engine as Engine
+    from jaxspec.serving.handle import CancelledError as CancelledError, Handle as Handle

@@ -1,0 +1,204 @@
+"""Completes any number of prompts with an engine: a list in memory, or a file of JSON lines."""
+
+import collections
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from jaxspec.io.files import as_path, decode_text, reading, write_text
+from jaxspec.io.manifest import sha256
+from jaxspec.serving.engine import Engine
+from jaxspec.serving.handle import Handle
+from jaxspec.text.result import TextResult
+
+# Requests that are queued ahead, for each slot: enough that none is ever free.
+_AHEAD = 4
+# The errors of one request, which leave the others alone.
+_OF_REQUEST = (TypeError, ValueError, FloatingPointError, TimeoutError)
+
+
+def complete(engine: Engine, prompts: Iterable[Any], **options: Any) -> Iterator[TextResult | Exception]:
+    """Yields the result of each prompt, in their order; rows of any lengths keep the engine's slots busy.
+
+    Args:
+      engine: decodes the prompts.
+      prompts: texts, conversations (lists of messages), or dictionaries with a `prompt` or `messages` and options of
+        their row. Read as results are taken, so it may be endless.
+      **options: options of all rows, as for `Engine.submit`.
+
+    Yields:
+      A `TextResult`, or the `TypeError`, `ValueError`, `FloatingPointError` or `TimeoutError` of a row that failed.
+
+    Example:
+        >>> rows = ["the sea", {"prompt": "hello", "max_new_tokens": 2}, {"prompt": ""}]
+        >>> with jaxspec.Engine(target, "ngram", slots=2, capacity=32) as engine:
+        ...     results = list(jaxspec.complete(engine, rows, max_new_tokens=4, temperature=0, stop_tokens=()))
+        >>> [len(result.token_ids) for result in results[:2]], type(results[2]).__name__
+        ([4, 2], 'ValueError')
+    """
+    if isinstance(prompts, str | bytes | Mapping):
+        raise TypeError(f"prompts must be a list of texts or rows, got {type(prompts).__name__}; pass [prompt]")
+    queued: collections.deque[Handle | Exception] = collections.deque()
+    rows = iter(prompts)
+    try:
+        while True:
+            for row in itertools.islice(rows, _AHEAD * engine.slots - len(queued)):
+                queued.append(_submit(engine, row, options))
+            if not queued:
+                return
+            yield _outcome(queued.popleft())
+    finally:  # if the caller reads no further, nobody wants the others
+        for handle in queued:
+            if isinstance(handle, Handle):
+                handle.cancel()
+
+
+def complete_file(
+    engine: Engine,
+    prompts: str | os.PathLike[str],
+    answers: str | os.PathLike[str],
+    *,
+    progress: Callable[[int, int, TextResult | Exception | None], None] | None = None,
+    **options: Any,
+) -> int:
+    """Completes a file of JSON lines into another one, and goes on where an interrupted run ended.
+
+    Each line is an object with a `prompt` or `messages` and, if it likes, options of `Engine.submit` and an `id`. Each
+    answer is a line with the `index` and `id` of its row, and `text`, `stop_reason`, `token_ids`, `seed`,
+    `prompt_tokens` and `tokens_per_round`; or with an `error`. Answers are in the order of the prompts. Until the last
+    one they are in `ANSWERS.part`, which the next run with the same prompts and options continues.
+
+    Args:
+      engine: decodes the prompts.
+      prompts: the file of prompts.
+      answers: the file to write.
+      progress: called with the number of answers, that of rows, and the newest answer; `None` for those of an earlier
+        run.
+      **options: options of all rows.
+
+    Returns:
+      The number of rows that failed.
+
+    Raises:
+      ValueError: `ANSWERS.part` belongs to other prompts or options, or there are no prompts.
+      OSError: a file cannot be read or written.
+
+    Example:
+        >>> source, answers = folder / "prompts.jsonl", folder / "answers.jsonl"
+        >>> _ = source.write_text('{"prompt": "the sea"}\\n')
+        >>> with jaxspec.Engine(target, "ngram", slots=2, capacity=32) as engine:
+        ...     failed = jaxspec.serving.complete_file(engine, source, answers, max_new_tokens=4)
+        >>> failed, len(answers.read_text().splitlines())
+        (0, 1)
+    """
+    source, target = as_path("prompts", prompts), as_path("answers", answers)
+    with reading(source, advice="write a JSON object a line, in UTF-8"):
+        raw = source.read_bytes()
+        lines = [line for line in decode_text(raw).split("\n") if line.strip()]
+    if not lines:
+        raise ValueError(f"{source} has no prompts; write a JSON object a line, such as {{'prompt': 'The sea'}}")
+    said = {"prompts": sha256(raw), "options": sha256(json.dumps(options, sort_keys=True, default=repr).encode())}
+    part = target.with_name(target.name + ".part")
+    with _alone(part):
+        done = _resume(part, said)
+        report = progress or (lambda *_: None)
+        report(len(done), len(lines), None)
+        rows = (_row(line, index) for index, line in enumerate(lines[len(done) :], len(done)))
+        with part.open("ab") as file:
+            for index, result in enumerate(complete(engine, rows, **options), len(done)):
+                done.append(json.dumps(_answer(index, lines[index], result), ensure_ascii=False))
+                file.write(done[-1].encode() + b"\n")
+                file.flush()
+                report(len(done), len(lines), result)
+        write_text(target, "".join(f"{line}\n" for line in done))
+        part.unlink()
+    return sum("error" in json.loads(line) for line in done)
+
+
+def _submit(engine: Engine, row: Any, options: Mapping[str, Any]) -> Handle | Exception:
+    try:
+        if isinstance(row, Exception):
+            return row
+        if not isinstance(row, Mapping):
+            return engine.submit(row, **options)
+        given = {**options, **row}
+        found = [given.pop(name) for name in ("prompt", "messages") if name in given]
+        if len(found) != 1:
+            raise ValueError(f"a row needs a prompt or messages, got {sorted(row)}")
+        return engine.submit(found[0], **given)
+    except _OF_REQUEST as error:
+        return error
+
+
+def _outcome(handle: Handle | Exception) -> TextResult | Exception:
+    if isinstance(handle, Exception):
+        return handle
+    try:
+        return handle.result()
+    except _OF_REQUEST as error:
+        return error
+
+
+@contextlib.contextmanager
+def _alone(part: Path) -> Iterator[None]:
+    """Raises `ValueError` if another process writes this file."""
+    lock = part.with_name(part.name + ".lock")
+    try:
+        with filelock.FileLock(lock, timeout=0):
+            yield
+            lock.unlink(missing_ok=True)
+    except filelock.Timeout:
+        raise ValueError(f"another process is writing {part}; wait for it, or choose another file") from None
+
+
+def _resume(part: Path, said: Mapping[str, str]) -> list[str]:
+    """Returns the answers of an interrupted run, and makes the file end with a whole line."""
+    if not part.exists():
+        part.write_bytes(json.dumps(said).encode() + b"\n")
+        return []
+    raw = part.read_bytes()
+    whole = raw[: raw.rfind(b"\n") + 1]
+    head, *answers = whole.decode().split("\n")[:-1] or [""]
+    if not head:  # ended before its first line was written
+        part.unlink()
+        return _resume(part, said)
+    if head != json.dumps(said):
+        raise ValueError(
+            f"{part} was begun with other prompts or options; repeat the call that began it, or delete the file"
+        )
+    if len(whole) < len(raw):
+        with part.open("r+b") as file:
+            file.truncate(len(whole))
+    return answers
+
+
+def _row(line: str, index: int) -> Mapping[str, Any] | Exception:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        return ValueError(f"line {index + 1} is no JSON: {error}")
+    if not isinstance(row, dict):
+        return ValueError(f"line {index + 1} must be a JSON object, got {type(row).__name__}")
+    return {name: value for name, value in row.items() if name != "id"}
+
+
+def _answer(index: int, line: str, result: TextResult | Exception) -> dict[str, Any]:
+    found: dict[str, Any] = {"index": index}
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # the row has none
+        found["id"] = json.loads(line)["id"]
+    if isinstance(result, Exception) or result.error is not None:
+        return found | {"error": str(result) if isinstance(result, Exception) else result.error}
+    return found | {
+        "text": result.text,
+        "stop_reason": result.stop_reason,
+        "token_ids": list(result.token_ids),
+        "prompt_tokens": result.prompt_tokens,
+        "seed": result.seed,
+        "tokens_per_round": round(float(result.mean_acceptance_length), 3),
+    }

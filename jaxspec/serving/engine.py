@@ -1,0 +1,329 @@
+"""Defines `Engine`, which decodes requests that come and go on one thread.
+
+a turn     1  drops what was cancelled or is out of time
+           2  feeds one prompt, if a slot is free, or all of them if nobody is decoding
+           3  runs some rounds of each group of rows that share a program
+           4  hands out text, and frees the slots of rows that ended
+"""
+
+import dataclasses
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Self
+
+from jaxspec.core import validate
+from jaxspec.decoding.generate import finish
+from jaxspec.decoding.room import bucket
+from jaxspec.serving.group import Group, signature
+from jaxspec.serving.handle import CancelledError, Handle
+from jaxspec.text.decoder import SpeculativeDecoder
+from jaxspec.text.request import TextOptions, TextRequest
+from jaxspec.text.result import RowText, TextResult, Timing, collect, new_rows
+from jaxspec.text.stream import TextStream
+from jaxspec.verifiers.base import Verifier
+from jaxspec.verifiers.table import seeded_verifier
+
+# The capacity of a slot if none is given and the context of the model is larger.
+_CAPACITY = 1024
+# The largest number of rounds of one turn, after which text is handed out.
+_ROUNDS = 4
+# Turns after which a waiting request counts as one of the next higher priority.
+_AGEING = 1000
+
+
+@dataclasses.dataclass(eq=False)
+class _Job:
+    """Holds a request on its way through the engine."""
+
+    request: TextRequest
+    text: RowText
+    handle: Handle
+    deadline: float | None
+    began: float = dataclasses.field(default_factory=time.perf_counter)
+    first: tuple[float | None, int] = (None, 0)
+    tokens: int = 0
+    cancelled: bool = False
+
+    @property
+    def over(self) -> BaseException | None:
+        """The reason to drop the request, if there is one."""
+        if self.cancelled:
+            return CancelledError("the request was cancelled")
+        if self.deadline is not None and time.perf_counter() > self.deadline:
+            return TimeoutError("the request was not complete within its time limit")
+        return None
+
+
+class Engine:
+    """Decodes requests that come and go, each with the text of a separate call.
+
+    A request with a `seed` is verified by `CoupledVerifier`, so that its text is that of a lone call with this verifier
+    and seed under any load. Other requests follow the target's distribution by the default verifier.
+
+    Requests of one kind share a program; another kind compiles when it first arrives, and then decodes alongside
+    the others. Kinds differ by: greedy or sampled, which processors there are, and the tables of a grammar. Grammars
+    that the host follows are decoded one text at a time.
+
+    Attributes:
+      decoder: encodes prompts, and holds the models.
+      slots: the number of rows that are decoded at a time.
+      capacity: the number of tokens that a row has room for, prompt included.
+
+    Example:
+        >>> with jaxspec.Engine(target, "ngram", slots=2, capacity=32) as engine:
+        ...     handles = [engine.submit(text, max_new_tokens=4, temperature=0) for text in ("the sea", "a", "b")]
+        ...     [len(handle.result().token_ids) <= 4 for handle in handles]
+        [True, True, True]
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        drafter: Any = "auto",
+        *,
+        slots: int = 8,
+        capacity: int | None = None,
+        most_waiting: int | None = None,
+        **options: Any,
+    ) -> None:
+        """Loads the models, and starts the thread.
+
+        Args:
+          target: the target, as for `SpeculativeDecoder`.
+          drafter: the drafter, as for `SpeculativeDecoder`.
+          slots: the number of rows that are decoded at a time.
+          capacity: the number of tokens that a row has room for, prompt included; `None` is the model's context, at
+            most 1,024. Rounded up to 16, 24, 32, 48, 64, ...
+          most_waiting: the number of requests that may wait; `None` means any number.
+          **options: the other arguments of `SpeculativeDecoder`.
+
+        Raises:
+          TypeError, ValueError: as in `SpeculativeDecoder`; or a number is out of range.
+        """
+        validate.counts("Engine", slots=slots)
+        if most_waiting is not None:
+            validate.counts("Engine", most_waiting=most_waiting)
+        given = validate.capacity(capacity)
+        self._verifier: Verifier | None = options.get("verifier")
+        self.decoder = SpeculativeDecoder(target, drafter, **options)
+        context = self.decoder.target.context_length
+        room = bucket(given or min(_CAPACITY, context or _CAPACITY))
+        self.capacity = room if context is None else min(room, context)
+        self.slots, self._most_waiting = int(slots), most_waiting
+        self._waiting: list[tuple[int, int, _Job]] = []
+        self._numbers = itertools.count()
+        self._groups: dict[Hashable, Group[_Job]] = {}
+        self._news = threading.Condition()
+        self._closing = self._drain = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="jaxspec-engine", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> Handle:
+        """Queues a request, and returns immediately.
+
+        Args:
+          prompt: a text, or the messages of a conversation.
+          priority: requests with a smaller number start first; those that have waited long move up.
+          timeout: seconds from now after which the request is dropped; `None` means no limit.
+          **options: those of `SpeculativeDecoder.generate`, except `answers` and `capacity`.
+
+        Returns:
+          The handle.
+
+        Raises:
+          TypeError, ValueError: the prompt or an option is invalid, or they do not fit the capacity.
+          RuntimeError: the engine is closed or has failed, or too many requests are waiting.
+        """
+        for name in options.keys() & {"answers", "capacity"}:
+            raise TypeError(f"submit got {name}; submit a request for each answer, and set the engine's capacity")
+        validate.integers("submit", priority=(priority, -(2**31), 2**31))
+        if timeout is not None:
+            validate.in_range("submit", timeout=(timeout, 0.0, float("inf")))
+        request = self._request(prompt, options)
+        handle = Handle(lambda: self._cancel(job))
+        job = _Job(request, new_rows(request)[0], handle, None if timeout is None else time.perf_counter() + timeout)
+        with self._news:
+            self._check_open()
+            if self._most_waiting is not None and len(self._waiting) >= self._most_waiting:
+                raise RuntimeError(f"{len(self._waiting)} requests are waiting, as many as may; try again later")
+            number = next(self._numbers)
+            heapq.heappush(self._waiting, (priority * _AGEING + number, number, job))
+            self._news.notify_all()
+        return handle
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests that wait for a slot."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """The number of requests that are being decoded."""
+        return sum(len(group.live) for group in list(self._groups.values()))
+
+    def close(self, *, drain: bool = False) -> None:
+        """Ends the thread, and waits for it.
+
+        Args:
+          drain: whether to complete all requests first; otherwise they end with a `CancelledError`.
+        """
+        with self._news:
+            self._closing, self._drain = True, drain
+            self._news.notify_all()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        self.close(drain=kind is None)
+
+    def _request(self, prompt: Any, options: dict[str, Any]) -> TextRequest:
+        """Checks and encodes a request, with the capacity of a slot."""
+        given = TextOptions.of(options)
+        sampled = given.seed is not None and given.temperature != 0
+        verifier = seeded_verifier() if sampled and self._verifier is None else None
+        request = self.decoder.encode(prompt, given, verifier=verifier, room=self.capacity)
+        if len(request.prompts) != 1:
+            raise ValueError(f"a request has one prompt, got {len(request.prompts)}; submit them one by one")
+        return request
+
+    def _cancel(self, job: _Job) -> None:
+        with self._news:
+            job.cancelled = True
+            self._news.notify_all()
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError("the engine has failed; create another one") from self._failure
+        if self._closing:
+            raise RuntimeError("the engine is closed; create another one")
+
+    def _run(self) -> None:
+        try:
+            while self._wait():
+                self._turn()
+        except BaseException as error:  # each request must hear of it
+            self._failure = error
+        self._end_all(self._failure or CancelledError("the request was cancelled"))
+
+    def _wait(self) -> bool:
+        """Waits until there is something to do; returns whether to go on."""
+        with self._news:
+            self._news.wait_for(lambda: self._waiting or self.running or self._closing)
+            return not self._closing or (self._drain and bool(self._waiting or self.running))
+
+    def _turn(self) -> None:
+        self._drop_waiting()
+        idle = self.running == 0
+        while self._feed_next() and idle:
+            pass
+        for key, group in list(self._groups.items()):
+            if group.live:
+                self._advance(group)
+            group.settle()
+            if not group.live and len(self._groups) > 1:
+                del self._groups[key]  # with its caches
+
+    def _drop_waiting(self) -> None:
+        with self._news:
+            over = [(entry, reason) for entry in self._waiting if (reason := entry[2].over)]
+            for entry, _ in over:
+                self._waiting.remove(entry)
+            heapq.heapify(self._waiting)
+        for (_, _, job), reason in over:
+            job.handle.end(reason)
+
+    def _feed_next(self) -> bool:
+        """Starts the next request, if a slot is free; returns whether it did."""
+        with self._news:
+            if not self._waiting or self.running >= self.slots:
+                return False
+            job = heapq.heappop(self._waiting)[2]
+        try:
+            self._start(job)
+        except BaseException as error:  # the request is in no list that `_end_all` reads
+            job.handle.end(error)
+            raise
+        return True
+
+    def _start(self, job: _Job) -> None:
+        """Feeds a prompt and gives it a slot, or decodes a text that cannot share a program."""
+        if job.request.grammars:
+            self._follow(job)
+            return
+        arguments = job.request.arguments
+        key = signature(arguments)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(arguments, self.slots, _ROUNDS)
+        slot = group.add(job, arguments)
+        if slot is not None:
+            self._complete(group, slot, job)
+
+    def _follow(self, job: _Job) -> None:
+        """Decodes a text whose grammar the host follows, without the others."""
+        stream = TextStream[str, TextResult](job.request)
+        try:
+            for piece in stream:
+                job.handle.push(piece)
+                if reason := job.over:
+                    stream.close()
+                    job.handle.end(reason)
+                    return
+            job.handle.end(stream.result)
+        except (FloatingPointError, ValueError) as error:
+            job.handle.end(error)
+
+    def _advance(self, group: Group[_Job]) -> None:
+        for slot, job in list(group.live.items()):
+            if reason := job.over:
+                group.release(slot)
+                job.handle.end(reason)
+        if not group.live:
+            return
+        found = group.advance(_ROUNDS, bool(self._waiting))
+        rounds = int(found.count)
+        for slot, job in list(group.live.items()):
+            for at in range(rounds):
+                count, accepted = int(found.rounds.count[at, slot]), int(found.rounds.accepted[at, slot])
+                ids = found.rounds.tokens[at, slot, :count].tolist()
+                last = bool(found.done[slot]) and at == rounds - 1
+                piece = job.text.push(ids, [place < accepted for place in range(count)], last=last)
+                job.tokens += count
+                job.handle.push(piece)
+            if job.first[0] is None:
+                job.first = time.perf_counter() - job.began, job.tokens
+            if found.done[slot] or job.text.stopped:
+                self._complete(group, slot, job)
+
+    def _complete(self, group: Group[_Job], slot: int, job: _Job) -> None:
+        """Hands out the result of a row that has ended, and frees its slot."""
+        generation = finish(group.take(slot), lossless=job.request.arguments.verifier.lossless)
+        timing = Timing(time.perf_counter() - job.began, job.tokens, *job.first)
+        try:
+            job.handle.end(collect(job.request, [job.text], generation, timing)[0])
+        except (FloatingPointError, ValueError) as error:  # of this request alone
+            job.handle.end(error)
+        group.release(slot)
+
+    def _end_all(self, reason: BaseException) -> None:
+        with self._news:
+            jobs = [job for _, _, job in self._waiting]
+            self._waiting.clear()
+        for group in self._groups.values():
+            jobs += group.live.values()
+        self._groups.clear()
+        for job in jobs:
+            job.handle.end(reason)

@@ -1,0 +1,139 @@
+"""Defines what `Engine.submit` returns: a handle on one request, for any thread and for `asyncio`."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from jaxspec.text.result import TextResult
+
+
+class CancelledError(RuntimeError):
+    """Reports that a request was cancelled, or that its engine was closed, before its text was complete.
+
+    Example:
+        >>> engine = jaxspec.Engine(target, "ngram", slots=2, capacity=32)
+        >>> handle = engine.submit("the sea", max_new_tokens=8)
+        >>> handle.cancel()
+        >>> engine.close()
+        >>> handle.result()
+        Traceback (most recent call last):
+        ...
+        jaxspec.serving.handle.CancelledError: the request was cancelled
+    """
+
+
+class Handle:
+    """Follows one request: yields its text in pieces, and has its result. All methods may be called by any thread.
+
+    Example:
+        >>> with jaxspec.Engine(target, "ngram", slots=2, capacity=32) as engine:
+        ...     handle = engine.submit("the sea", max_new_tokens=8, temperature=0)
+        ...     "".join(handle) == handle.result().text
+        True
+    """
+
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        """Creates the handle of a request; `cancel` asks the engine to drop it."""
+        self._cancel = cancel
+        self._pieces: list[str] = []
+        self._end = threading.Event()
+        self._changed = threading.Condition()
+        self._listeners: list[Callable[[], object]] = []
+        self._result: TextResult | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the text is complete, or the request has failed."""
+        return self._end.is_set()
+
+    def cancel(self) -> None:
+        """Drops the request; nothing happens if it has ended. Its slot is free after the current round."""
+        self._cancel()
+
+    def result(self, timeout: float | None = None) -> TextResult:
+        """Waits for the result.
+
+        Args:
+          timeout: seconds to wait; `None` means without limit.
+
+        Raises:
+          TimeoutError: the result did not come in time, or the time limit of the request was over.
+          CancelledError: the request was cancelled.
+          Exception: that of the request, such as `FloatingPointError` if the model's logits are not finite.
+        """
+        if not self._end.wait(timeout):
+            raise TimeoutError(f"the result did not come within {timeout} s")
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the text in pieces, from its beginning; raises as `result` does."""
+        place = 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda seen=place: len(self._pieces) > seen or self.done)
+                new, ended = self._pieces[place:], self.done
+            place += len(new)
+            yield from new
+            if ended and place == len(self._pieces):
+                self.result()
+                return
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        """Yields the text in pieces without blocking the event loop."""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody reads
+                loop.call_soon_threadsafe(news.set)
+
+        self._listen(tell)
+        place = 0
+        while True:
+            news.clear()
+            with self._changed:
+                new, ended = self._pieces[place:], self.done
+            place += len(new)
+            for piece in new:
+                yield piece
+            if ended and place == len(self._pieces):
+                self.result()
+                return
+            await news.wait()
+
+    async def wait(self) -> TextResult:
+        """Waits for the result without blocking the event loop; raises as `result` does."""
+        async for _ in self:
+            pass
+        return self.result()
+
+    def push(self, piece: str) -> None:
+        """Adds a piece of text; for the engine."""
+        if piece:
+            with self._changed:
+                self._pieces.append(piece)
+                self._changed.notify_all()
+            self._tell()
+
+    def end(self, outcome: TextResult | BaseException) -> None:
+        """Ends the request with a result or an error; for the engine."""
+        with self._changed:
+            if isinstance(outcome, TextResult):
+                self._result = outcome
+            else:
+                self._error = outcome
+            self._end.set()
+            self._changed.notify_all()
+        self._tell()
+
+    def _listen(self, listener: Callable[[], object]) -> None:
+        with self._changed:
+            self._listeners.append(listener)
+
+    def _tell(self) -> None:
+        for listener in list(self._listeners):
+            listener()

@@ -1,0 +1,1 @@
+"""Enumerates rounds of speculative decoding exactly, over every draft and every outcome."""

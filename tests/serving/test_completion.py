@@ -1,0 +1,94 @@
+"""Files of prompts are completed in order, and interrupted runs go on."""
+
+import json
+
+import pytest
+
+import jaxspec
+from jaxspec.serving import complete_file
+from tests._fixtures import text_models
+
+ROWS = [
+    {"prompt": "the sea", "id": "first"},
+    {"prompt": "hello world", "max_new_tokens": 2},
+    {"prompt": ""},
+    {"messages": [{"role": "user", "content": "a\u2028b"}]},
+    {"prompt": "a", "messages": []},
+    {"prompt": "one two three", "temperature": -1},
+    {"prompt": "the sea", "timeout": 0.0},
+]
+OPTIONS = {"temperature": 0, "max_new_tokens": 5, "stop_tokens": ()}
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with jaxspec.Engine(text_models.history_models()[0], "ngram", k=2, slots=2, capacity=64) as engine:
+        yield engine
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    lines = [json.dumps(row, ensure_ascii=False) for row in ROWS]
+    path.write_text("\ufeff" + "\r\n".join([*lines, "not JSON", "[1]"]) + "\r\n", newline="")
+    return path
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def test_answers_are_in_order_and_bad_rows_are_errors(engine, source, tmp_path):
+    out, seen = tmp_path / "answers.jsonl", []
+    failed = complete_file(engine, source, out, progress=lambda *now: seen.append(now[:2]), **OPTIONS)
+    answers = read(out)
+    assert failed == 6 and [answer["index"] for answer in answers] == list(range(9))
+    assert answers[0]["id"] == "first" and "id" not in answers[1]
+    assert [len(answers[n]["token_ids"]) for n in (0, 1, 3)] == [5, 2, 5]
+    for index, words in (
+        (2, "empty"),
+        (4, "a prompt or messages"),
+        (5, "temperature"),
+        (6, "time limit"),
+        (7, "line 8"),
+        (8, "line 9"),
+    ):
+        assert words in answers[index]["error"]
+    assert seen == [(done, 9) for done in range(10)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.jsonl", "prompts.jsonl"]
+
+
+def test_an_interrupted_run_goes_on(engine, source, tmp_path):
+    out, part = tmp_path / "answers.jsonl", tmp_path / "answers.jsonl.part"
+    complete_file(engine, source, out, **OPTIONS)
+    expected = out.read_bytes()
+    out.unlink()
+
+    def stop(done, rows, result):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        complete_file(engine, source, out, progress=stop, **OPTIONS)
+    part.write_bytes(part.read_bytes() + b'{"index": 2, "te')  # cut off while it was written
+    with pytest.raises(ValueError, match="other prompts or options"):
+        complete_file(engine, source, out, temperature=0)
+    counts = []
+    complete_file(engine, source, out, progress=lambda done, *_: counts.append(done), **OPTIONS)
+    assert out.read_bytes() == expected and counts == list(range(2, 10))
+
+
+def test_prompts_are_read_as_results_are_taken(engine):
+    taken = []
+
+    def endless():
+        while True:
+            taken.append(None)
+            yield "the sea"
+
+    results = jaxspec.complete(engine, endless(), **OPTIONS)
+    assert len(next(results).token_ids) == 5
+    results.close()
+    assert len(taken) == 4 * engine.slots
+    with pytest.raises(TypeError, match="pass \\[prompt\\]"):
+        next(jaxspec.complete(engine, "the sea"))

@@ -1,0 +1,177 @@
+"""Requests that come and go have the texts of separate calls."""
+
+import asyncio
+import random
+
+import pytest
+
+import jaxspec
+from jaxspec.serving import CancelledError, group
+from tests._fixtures import text_models
+
+CAPACITY = 64
+TEXTS = ["the sea", "hello world", "a", "grüße", "one two three", "the sea is wide"]
+KINDS = {
+    "greedy": lambda index: {"temperature": 0},
+    "seeded": lambda index: {"temperature": 0.6 + index / 10, "seed": index},
+    "warped": lambda index: {"temperature": 0.8, "top_p": 0.7, "top_k": 5, "seed": index},
+    "stop": lambda index: {"temperature": 0, "stop": ["e", "th"]},
+    "penalties": lambda index: {"temperature": 0, "repetition_penalty": 1 + index / 10, "min_new_tokens": 2},
+    "choices": lambda index: {"temperature": 0, "choices": ["yes", "no"]},
+    "followed": lambda index: {"temperature": 0, "grammar": 'start: "a" start "b" | "c"'},
+}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return text_models.history_models()[0]
+
+
+@pytest.fixture
+def engine(target):
+    with jaxspec.Engine(target, "ngram", k=2, slots=2, capacity=CAPACITY) as engine:
+        yield engine
+
+
+def alone(target, prompt, options):
+    """The result of a separate call, which is coupled if the request has a seed."""
+    verifier = jaxspec.CoupledVerifier() if options.get("seed") is not None else None
+    decoder = jaxspec.SpeculativeDecoder(target, "ngram", k=2, verifier=verifier)
+    return decoder.generate(prompt, capacity=CAPACITY, **options)
+
+
+def check(engine, target, asked):
+    handles = [engine.submit(prompt, **options) for prompt, options in asked]
+    for (prompt, options), handle in zip(asked, handles, strict=True):
+        assert "".join(handle) == handle.result().text
+        expected, found = alone(target, prompt, options), handle.result()
+        assert (found.text, found.token_ids, found.stop_reason) == (
+            expected.text,
+            expected.token_ids,
+            expected.stop_reason,
+        )
+        assert found.stats.emitted.tolist() == expected.stats.emitted.tolist() or found.stop_reason == "stop string"
+    assert engine.running == engine.waiting == 0
+
+
+def test_greedy_texts_are_those_of_lone_calls(engine, target):
+    budgets = [1, 9, 4, 12, 2]
+    check(engine, target, [(TEXTS[n], {"temperature": 0, "max_new_tokens": most}) for n, most in enumerate(budgets)])
+
+
+def test_rows_move_to_half_the_width_and_back(target, monkeypatch):
+    monkeypatch.setattr(group, "_PATIENCE", 1)
+    long = {"temperature": 0, "max_new_tokens": 40, "stop_tokens": ()}
+    asked = [("hello", {**long, "max_new_tokens": 2}), ("the sea", long), ("a", {**long, "max_new_tokens": 30})]
+    with jaxspec.Engine(target, "ngram", k=2, slots=2, capacity=CAPACITY) as engine:
+        check(engine, target, asked)
+
+
+@pytest.mark.slow
+def test_texts_of_all_kinds_are_those_of_lone_calls(target):
+    draw = random.Random(0)
+    asked = [
+        (draw.choice(TEXTS), {**kind(index), "max_new_tokens": draw.choice([1, 3, 8, 15])})
+        for index in range(4)
+        for kind in KINDS.values()
+    ]
+    draw.shuffle(asked)
+    with jaxspec.Engine(target, "ngram", k=2, slots=3, capacity=CAPACITY) as engine:
+        check(engine, target, asked)
+
+
+def test_a_conversation_is_one_prompt(engine, target):
+    messages = [{"role": "user", "content": "the sea"}]
+    found = engine.submit(messages, temperature=0, max_new_tokens=4).result()
+    decoder = jaxspec.SpeculativeDecoder(target, "ngram", k=2)
+    assert found.text == decoder.chat(messages, temperature=0, max_new_tokens=4, capacity=CAPACITY).text
+
+
+def test_cancelled_and_late_requests_free_their_slots(engine, target):
+    long = {"temperature": 0, "max_new_tokens": 40, "stop_tokens": ()}
+    cancelled, late = engine.submit("the sea", **long), engine.submit("the sea", timeout=0.0, **long)
+    cancelled.cancel()
+    with pytest.raises(CancelledError, match="cancelled"):
+        list(cancelled)
+    with pytest.raises(TimeoutError, match="time limit"):
+        late.result()
+    check(engine, target, [("hello world", {"temperature": 0, "max_new_tokens": 4})])
+
+
+def test_an_event_loop_reads_texts_while_others_are_decoded(engine):
+    async def read(handle):
+        return "".join([piece async for piece in handle])
+
+    async def both():
+        handles = [engine.submit(text, temperature=0, max_new_tokens=6) for text in TEXTS[:2]]
+        texts = await asyncio.gather(*map(read, handles))
+        return [(text, (await handle.wait()).text) for text, handle in zip(texts, handles, strict=True)]
+
+    for text, expected in asyncio.run(both()):
+        assert text == expected
+
+
+def test_wrong_requests_leave_the_engine_alone(engine, target):
+    with pytest.raises(ValueError, match="room for 64"):
+        engine.submit("the sea " * 100)
+    with pytest.raises(ValueError, match="empty"):
+        engine.submit("")
+    with pytest.raises(ValueError, match="one prompt, got 2"):
+        engine.submit(["the sea", "hello world"], max_new_tokens=4)
+    with pytest.raises(TypeError, match="submit got answers"):
+        engine.submit("the sea", answers=2)
+    with pytest.raises(TypeError, match="no_such_option"):
+        engine.submit("the sea", no_such_option=1)
+    with pytest.raises(ValueError, match="timeout"):
+        engine.submit("the sea", timeout=-1.0)
+    check(engine, target, [("hello world", {"temperature": 0, "max_new_tokens": 4})])
+
+
+def test_a_closed_engine_refuses_requests_and_ends_those_it_had(target):
+    engine = jaxspec.Engine(target, "ngram", k=2, slots=2, capacity=CAPACITY, most_waiting=1)
+    engine._news.acquire()  # the thread takes nothing up meanwhile
+    handle = engine.submit("the sea", temperature=0, max_new_tokens=4)
+    with pytest.raises(RuntimeError, match="1 requests are waiting"):
+        engine.submit("the sea", temperature=0, max_new_tokens=4)
+    engine._closing = True
+    engine._news.release()
+    engine.close()
+    with pytest.raises(CancelledError):
+        handle.result()
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.submit("the sea", max_new_tokens=4)
+
+
+def test_a_prompt_that_cannot_be_fed_is_reported(target, monkeypatch):
+    """Its request is neither waiting nor in a slot."""
+    with jaxspec.Engine(target, "ngram", k=2, slots=2, capacity=CAPACITY) as engine:
+
+        def fail(self, job, arguments):
+            raise MemoryError("no memory is left")
+
+        monkeypatch.setattr(group.Group, "add", fail)
+        handle = engine.submit("the sea", temperature=0, max_new_tokens=4)
+        with pytest.raises(MemoryError, match="no memory is left"):
+            handle.result(timeout=60.0)
+
+
+def test_a_reader_that_leaves_its_event_loop_stops_nobody(engine, target):
+    handle = engine.submit("the sea", temperature=0, max_new_tokens=40, stop_tokens=())
+    reader = handle.__aiter__()
+    asyncio.run(anext(reader))  # the loop is closed, and the reader is not
+    assert len(handle.result(timeout=60.0).token_ids) == 40
+    check(engine, target, [("hello world", {"temperature": 0, "max_new_tokens": 4})])
+
+
+def test_a_failing_program_is_reported_to_every_request(target, monkeypatch):
+    with jaxspec.Engine(target, "ngram", k=2, slots=2, capacity=CAPACITY) as engine:
+
+        def fail(self):
+            raise MemoryError("no memory is left")
+
+        monkeypatch.setattr(jaxspec.Engine, "_turn", fail)
+        handle = engine.submit("the sea", temperature=0, max_new_tokens=4)
+        with pytest.raises(MemoryError, match="no memory is left"):
+            handle.result()
+        with pytest.raises(RuntimeError, match="the engine has failed"):
+            engine.submit("the sea", max_new_tokens=4)
