@@ -1,5 +1,7 @@
 """Compares samples with distributions, at a stated false-alarm rate, to test wiring that enumeration cannot reach."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Shaped
 from scipy import special
@@ -11,11 +13,11 @@ FALSE_ALARM = 1e-4
 
 
 @typed()
-def chi_square(counts: np.ndarray, probs: np.ndarray) -> float:
+def chi_square(counts: np.ndarray | Sequence[float], probs: np.ndarray | Sequence[float]) -> float:
     """Returns the p-value of counts under a distribution.
 
     Args:
-      counts: number of times that each outcome occurred, of any shape.
+      counts: number of times that each outcome occurred, an array of any shape or a list.
       probs: probability of each outcome, with the shape of `counts`. The rarest outcomes are merged until five are
         expected in total.
 
@@ -26,9 +28,10 @@ def chi_square(counts: np.ndarray, probs: np.ndarray) -> float:
       >>> round(jaxspec.testing.chi_square(np.array([48, 52]), np.array([0.5, 0.5])), 3)
       0.689
     """
+    counts, probs = np.asarray(counts, np.float64), np.asarray(probs, np.float64)
     if counts.shape != probs.shape:
         raise ValueError(f"counts and probs must have one shape, got {counts.shape} and {probs.shape}")
-    counts, probs = np.asarray(counts, np.float64).ravel(), np.asarray(probs, np.float64).ravel()
+    counts, probs = counts.ravel(), probs.ravel()
     if counts[probs == 0].sum() > 0:
         return 0.0
     expected = probs / probs.sum() * counts.sum()
@@ -58,7 +61,9 @@ def independence(table: Shaped[np.ndarray, "n m"]) -> float:
 
 
 @typed("probs", "counts", tests=(1, 2**63))
-def same_distribution(probs: np.ndarray, counts: np.ndarray, *, tests: int = 1) -> None:
+def same_distribution(
+    probs: np.ndarray | Sequence[float], counts: np.ndarray | Sequence[float], *, tests: int = 1
+) -> None:
     """Fails if counts do not come from a distribution, at the false-alarm rate `FALSE_ALARM`, 1e-4.
 
     Args:

@@ -17,6 +17,12 @@ def test_p_values_are_those_of_scipy():
     assert independence(table) == pytest.approx(stats.chi2_contingency(kept, correction=False).pvalue)
 
 
+def test_lists_are_read_as_arrays():
+    assert chi_square([110, 190, 310, 390], PROBS.tolist()) == chi_square(np.array([110, 190, 310, 390]), PROBS)
+    with pytest.raises(ValueError, match="one shape"):
+        same_distribution([0.5, 0.5], [1, 2, 3])
+
+
 def test_an_outcome_that_cannot_come_fails():
     assert chi_square(np.array([500, 499, 1]), np.array([0.5, 0.5, 0.0])) == 0.0
 
