@@ -218,10 +218,11 @@ class TextRequest:
         if room is not None and (longest := int(np.max(lengths))) > room:
             raise ValueError(f"a prompt has {longest} tokens, but there is room for {room}")
         shared: dict[str, Any] = options.shared() if room is None else {**options.shared(), "capacity": room}
+        shared_policy = _with_all_warpers(policy, target, drafter)
         given = Options(
             prompt_length=lengths,
-            key=None if policy.greedy or seed is None else jax.random.key(seed),
-            sampling=_with_all_warpers(policy, target.traits.placement),
+            key=None if shared_policy.greedy else jax.random.key(0 if seed is None else seed),
+            sampling=shared_policy,
             verifier=verifier,
             max_new_tokens=options.max_new_tokens,
             stop_tokens=(*stop_tokens, *(-1,) * (_STOP_TOKENS - len(stop_tokens))),
@@ -245,12 +246,15 @@ class TextRequest:
         )
 
 
-def _with_all_warpers(policy: Policy, placement: Layout) -> Policy:
+def _with_all_warpers(policy: Policy, target: Model, drafter: Drafter) -> Policy:
     """Sets the warpers that are `None` to values that exclude no token, so that all values share a program.
 
-    Only on one CPU: elsewhere warpers that exclude nothing take as long as others.
+    Only on one CPU: elsewhere warpers that exclude nothing take as long as others. With native kernels temperature 0
+    costs no more than an argmax, so it is a value too; but a greedy tree has other branches than a sampled one.
     """
-    one_cpu = isinstance(placement, Unsharded) and jax.default_backend() == "cpu"
+    one_cpu = isinstance(target.traits.placement, Unsharded) and jax.default_backend() == "cpu"
+    if one_cpu and isinstance(policy, Greedy) and target.traits.kernels == "native" and not drafter.tree:
+        policy = Sampling(0.0, processors=policy.processors)
     if not isinstance(policy, Sampling) or not one_cpu:
         return policy
     return dataclasses.replace(

@@ -32,6 +32,8 @@ def _program(decoder, prompt=PROMPT, **options):
     "options",
     [
         {"temperature": 1.3},
+        {"temperature": 0},
+        {"temperature": 0, "seed": None},
         {"top_p": None},
         {"top_k": 3, "min_p": 0.1},
         {"max_new_tokens": 900},
@@ -49,11 +51,11 @@ def test_what_differs_is_data(decoder, options):
 
 @pytest.mark.parametrize(
     "options",
-    [{"temperature": 0}, {"max_new_tokens": 1100}, {"alternatives": 1}, {"capacity": 300}, {"presence_penalty": 0.1}],
+    [{"max_new_tokens": 1100}, {"alternatives": 1}, {"capacity": 300}, {"presence_penalty": 0.1}],
     ids=lambda options: "+".join(options),
 )
 def test_what_compiles_another_program(decoder, options):
-    """The list of docs/getting-started.md."""
+    """The list of docs/install.md."""
     assert _program(decoder, **options) != _program(decoder)
 
 
@@ -78,6 +80,19 @@ def test_room_grows_by_powers_of_two_up_to_the_context(decoder):
 def test_a_model_whose_prompts_are_fed_in_wide_passes_keeps_small_rooms():
     assert shared_room(tiny.transformer(), 1, 8) is None
     assert shared_room(text_models.history_models()[0], 1, 8) is None
+
+
+def test_greedy_texts_of_a_tree_or_without_native_kernels_have_a_program_of_their_own(decoder):
+    """A greedy tree has the most likely branches, and XLA's form of sampling costs more than an argmax."""
+    for target, drafter in (
+        (decoder.target, jaxspec.ModelDrafter(tiny.transformer(vocab=TOKENIZER.vocab_size), k=2, num_drafts=2)),
+        (tiny.transformer(vocab=TOKENIZER.vocab_size, context_length=2048), "ngram"),
+    ):
+        other = SpeculativeDecoder(target, drafter, tokenizer=TOKENIZER)
+        policies = [
+            other.encode(PROMPT, jaxspec.TextOptions(temperature=value)).arguments.sampling for value in (0, 0.7)
+        ]
+        assert [policy.greedy for policy in policies] == [True, False]
 
 
 @pytest.mark.slow
