@@ -41,7 +41,7 @@ HELP = Help(
     'jaxspec generate --chat --max-new-tokens 64 "Name three rivers."',
     {
         "Prompts": ("file", "chat", "system"),
-        "Model": ("model", "dtype", "int8", "kernels"),
+        "Model": ("model", "dtype", "int8", "float16_cache", "kernels"),
         "Speculation": ("drafter", "k", "num_drafts", "draft_vocabulary", "verifier", "prediction"),
         "Exactness": ("bit_exact", "pass_tokens"),
         "Sampling": ("temperature", "top_p", "top_k", "min_p", "seed", "answers"),
@@ -178,6 +178,9 @@ class Options:
         OneOf(("weights", "cache")),
         typer.Option(help="Quantize the target's weights or cache to int8; exactness is relative to that; repeatable."),
     ] = None
+    float16_cache: Annotated[
+        bool, typer.Option("--float16-cache", help="Keep the target's cache in float16; faster for long texts.")
+    ] = False
     kernels: Annotated[
         str,
         KERNELS,
@@ -204,6 +207,8 @@ class Options:
             raise ValueError("--alternatives are printed as JSON; pass --json too")
         if self.compare and self.drafter == "none":
             raise ValueError("--compare needs a drafter to compare with plain decoding; leave out --drafter none")
+        if self.float16_cache and "cache" in (self.int8 or ()):
+            raise ValueError("--float16-cache and --int8 cache exclude each other; pass one of them")
         if self.num_drafts != 1:
             from jaxspec.text.names import has_weights  # loads JAX, so only with several drafts
 
@@ -224,6 +229,7 @@ class Options:
         target = load(self.model, dtype=self.dtype, mesh=mesh, weights=weights)
         for part in dict.fromkeys(self.int8 or ()):
             target = {"weights": quantize_weights, "cache": quantize_cache}[part](target)
+        target = quantize_cache(target, "float16") if self.float16_cache else target
         target = KERNELS[self.kernels](target)
         drafter = load_drafter(
             self.drafter,

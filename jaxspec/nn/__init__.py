@@ -5,6 +5,7 @@ from etils import epy as _epy
 with _epy.lazy_api_imports(globals()):
     from jaxspec.nn.adapters import from_function as from_function, from_nnx as from_nnx
     from jaxspec.nn.cache import KVCache as KVCache, KVEntries as KVEntries
+    from jaxspec.nn.cache_half import HalfKVCache as HalfKVCache
     from jaxspec.nn.cache_int8 import Int8KVCache as Int8KVCache
     from jaxspec.nn.cache_pallas import pallas_kernels as pallas_kernels
     from jaxspec.nn.config import TransformerConfig as TransformerConfig

@@ -25,6 +25,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sums import rounded, row_sum
 from jaxspec.nn.attention import Fresh, Softmax, mix, scores_of, within
 from jaxspec.nn.cache import KVCache, LayerNumber
+from jaxspec.nn.cache_half import HalfKVCache
 from jaxspec.nn.cache_int8 import Int8KVCache
 
 # Divides every cache's capacity.
@@ -170,6 +171,12 @@ class _BySlot(KVCache):
 @dataclasses.dataclass(frozen=True)
 class BySlotKVCache(_BySlot):
     """Holds a `KVCache` for attention by slot."""
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BySlotHalfKVCache(_BySlot, HalfKVCache):
+    """Holds a `HalfKVCache` for attention by slot."""
 
 
 @register_dataclass

@@ -18,7 +18,7 @@ from jaxspec.ops.native.build import ATTENTION
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NativeKVCache(KVCache):
-    """Holds a float32 `KVCache` on one CPU device; no gradient flows through it.
+    """Holds a `KVCache` of a float32 model on one CPU device; no gradient flows through it.
 
     `jaxspec.ops.native.build.register` must have run.
     """

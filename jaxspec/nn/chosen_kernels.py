@@ -9,7 +9,7 @@ import jax
 
 from jaxspec.core.model import CacheKernels, Model
 from jaxspec.nn.cache import KVCache
-from jaxspec.nn.cache_native import NativeKVCache
+from jaxspec.nn.cache_half import NATIVE
 from jaxspec.nn.cache_pallas import PALLAS
 from jaxspec.nn.exact_passes import BY_SLOT
 from jaxspec.nn.network import Network
@@ -25,6 +25,7 @@ PALLAS_DEVICES = ("TPU v5 lite", "TPU v6 lite", "TPU7x")
 # A kernel reads heads in tiles of this size; smaller heads would be padded.
 _TILE = 128
 _XLA: Mapping[type[KVCache], type[KVCache]] = MappingProxyType({kernels: xla for xla, kernels in PALLAS.items()})
+_OF_NATIVE: Mapping[type[KVCache], type[KVCache]] = MappingProxyType({native: xla for xla, native in NATIVE.items()})
 _PLAIN: Mapping[type[KVCache], type[KVCache]] = MappingProxyType({slots: plain for plain, slots in BY_SLOT.items()})
 
 
@@ -58,7 +59,7 @@ def with_kernels(model: _Network, kernels: CacheKernels | None = None) -> _Netwo
     """
     found = plain = _PLAIN.get(model.cache_type, model.cache_type)
     if kernels is not None:
-        found = KVCache if found is NativeKVCache else _XLA.get(found, found)
+        found = _OF_NATIVE.get(found) or _XLA.get(found, found)
     if (kernels or _default(model.module.config.head_dim)) == "pallas":
         found = PALLAS.get(found, found)
     return dataclasses.replace(model, cache_type=found if plain is model.cache_type else BY_SLOT[found])

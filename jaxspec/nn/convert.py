@@ -20,9 +20,8 @@ from jax.typing import DTypeLike
 
 from jaxspec.core import validate
 from jaxspec.core.layout import Unsharded
-from jaxspec.nn.cache import KVCache
+from jaxspec.nn.cache_half import NATIVE, HalfKVCache
 from jaxspec.nn.cache_int8 import Int8KVCache
-from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.chosen_kernels import kernels_like, with_kernels
 from jaxspec.nn.exact_passes import BY_SLOT, is_by_token
 from jaxspec.nn.language_model import LanguageModel
@@ -120,27 +119,40 @@ def _check_group(model: LanguageModel, group: int) -> None:
             )
 
 
-def quantize_cache(model: LanguageModel) -> LanguageModel:
-    """Returns the model with caches of int8 keys and values, one scale per vector (`Int8KVCache`).
+def quantize_cache(model: LanguageModel, dtype: DTypeLike = "int8") -> LanguageModel:
+    """Returns the model with caches of rounded keys and values.
 
-    Keys and values are rounded before anything attends to them, so speculative and plain decoding agree exactly, up to
-    rounding in bfloat16. With native kernels they agree to the bit, since attention is by slot.
+    They are rounded before anything attends to them, so speculative and plain decoding agree exactly, up to rounding in
+    bfloat16. With native kernels they agree to the bit.
 
     Args:
       model: a `LanguageModel` of a `jaxspec.nn.Transformer`.
+      dtype: int8 with one scale per vector (`Int8KVCache`), or float16 for a float32 model (`HalfKVCache`), which the
+        native attention kernel reads too.
 
     Raises:
-      TypeError: the model is of another kind.
+      TypeError: the model is of another kind, or has 16 bits already.
+      ValueError: `dtype` is an unsupported dtype.
 
     Example:
         >>> jaxspec.quantize_cache(target).init_cache(batch=1, capacity=16).keys.dtype
         dtype('int8')
     """
     _check(model, "quantize_cache", heads=False)
+    if validate.dtype_of("dtype", dtype, ["int8", "float16"]) == jnp.float16:
+        return _with_half_cache(model)
     if is_by_token(model):
         return dataclasses.replace(model, cache_type=BY_SLOT[Int8KVCache])
     found = kernels_like(model, dataclasses.replace(model, cache_type=Int8KVCache))
     return found if model.pass_tokens is None else found.bit_exact()
+
+
+def _with_half_cache(model: LanguageModel) -> LanguageModel:
+    if (own := jnp.dtype(model.module.dtype)) != jnp.float32:
+        raise TypeError(f"a cache of float16 is for a float32 model, got {own}, whose cache has no more bits")
+    native = model.cache_type in NATIVE.values()
+    model = dataclasses.replace(model, cache_type=NATIVE[HalfKVCache] if native else HalfKVCache)
+    return model if model.pass_tokens is None else model.bit_exact()
 
 
 def native_kernels(model: _Network, *, weights: DTypeLike | None = None) -> _Network:
@@ -220,7 +232,7 @@ def native_like(target: Any, draft: _Network) -> _Network:
 
 
 def _with_native_cache(model: _Network) -> _Network:
-    return dataclasses.replace(model, cache_type=NativeKVCache) if model.cache_type is KVCache else model
+    return dataclasses.replace(model, cache_type=NATIVE.get(model.cache_type, model.cache_type))
 
 
 # The conversions by name, for commands.

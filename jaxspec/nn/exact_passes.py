@@ -18,8 +18,9 @@ from jaxtyping import Bool, Int
 
 from jaxspec.core.model import ModelOutput
 from jaxspec.core.validate import shown
-from jaxspec.nn.attention_by_slot import BySlotInt8KVCache, BySlotKVCache
+from jaxspec.nn.attention_by_slot import BySlotHalfKVCache, BySlotInt8KVCache, BySlotKVCache
 from jaxspec.nn.cache import KVCache
+from jaxspec.nn.cache_half import HalfKVCache, NativeHalfKVCache
 from jaxspec.nn.cache_int8 import Int8KVCache
 from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.cache_pallas import BySlotPallasInt8KVCache, BySlotPallasKVCache, PallasInt8KVCache, PallasKVCache
@@ -36,8 +37,10 @@ PASS_TOKENS = 16
 BY_SLOT: Mapping[type[KVCache], type[KVCache]] = MappingProxyType(
     {
         KVCache: BySlotKVCache,
+        HalfKVCache: BySlotHalfKVCache,
         Int8KVCache: BySlotInt8KVCache,
         NativeKVCache: NativeKVCache,
+        NativeHalfKVCache: NativeHalfKVCache,
         PallasKVCache: BySlotPallasKVCache,
         PallasInt8KVCache: BySlotPallasInt8KVCache,
     }

@@ -49,8 +49,8 @@ class LanguageModel(Network):
       params: its `params` collection.
       tokenizer: the `jaxspec.Tokenizer` of its vocabulary, or `None`.
       placement: the layout of its caches and logits on devices (`jaxspec.core.Layout`); `jaxspec.shard` sets it.
-      cache_type: the class of its caches: `KVCache`, `Int8KVCache` (`jaxspec.quantize_cache` sets it), or
-        `NativeKVCache` (`jaxspec.native_kernels`).
+      cache_type: the class of its caches: `KVCache`, `Int8KVCache` or `HalfKVCache`
+        (`jaxspec.quantize_cache` sets them), or `NativeKVCache` (`jaxspec.native_kernels`).
       pass_tokens: the number of tokens that passes are padded to, so that bits do not depend on the number of fed
         tokens (`bit_exact`).
 

@@ -47,16 +47,15 @@ def _generate(folder, *arguments, stdin=None):
 
 
 @pytest.mark.slow
-def test_int8_is_a_target_of_its_own(folder):
-    """It is decoded, with and without speculation alike, and is not what the float model is."""
-    texts = {
-        draft: _generate(folder, "--int8", "weights", "--int8", "cache", "-d", draft, "--json", "the sea")
-        for draft in ("ngram", "none")
-    }
+@pytest.mark.parametrize("options", [("--int8", "weights", "--int8", "cache"), ("--float16-cache",)], ids=len)
+def test_rounded_weights_and_caches_are_a_target_of_its_own(folder, options):
+    """It is decoded, with and without speculation alike."""
+    texts = {draft: _generate(folder, *options, "-d", draft, "--json", "the sea") for draft in ("ngram", "none")}
     assert all(result.exit_code == 0 for result in texts.values()), texts
     tokens = [json.loads(result.stdout)["text"] for result in texts.values()]
     assert tokens[0] == tokens[1]
     assert "weights" in _generate(folder, "--int8", "everything", "the sea").stderr
+    assert "exclude each other" in _generate(folder, "--int8", "cache", "--float16-cache", "the sea").stderr
 
 
 @pytest.mark.parametrize("command", [(), *((name,) for name in application._COMMANDS), ("train", "eagle")])

@@ -9,8 +9,9 @@ import pytest
 
 import jaxspec
 from jaxspec.core.rows import RowAxes, row_axes
-from jaxspec.nn.attention_by_slot import BySlotInt8KVCache, BySlotKVCache
+from jaxspec.nn.attention_by_slot import BySlotHalfKVCache, BySlotInt8KVCache, BySlotKVCache
 from jaxspec.nn.cache import KVCache
+from jaxspec.nn.cache_half import HalfKVCache, NativeHalfKVCache
 from jaxspec.nn.cache_int8 import Int8KVCache
 from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.cache_pallas import BySlotPallasInt8KVCache, BySlotPallasKVCache, PallasInt8KVCache, PallasKVCache
@@ -129,6 +130,9 @@ KINDS = [
     BySlotKVCache,
     BySlotInt8KVCache,
     NativeKVCache,
+    HalfKVCache,
+    BySlotHalfKVCache,
+    NativeHalfKVCache,
     PallasKVCache,
     PallasInt8KVCache,
     BySlotPallasKVCache,

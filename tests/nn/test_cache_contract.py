@@ -27,6 +27,12 @@ class TestEightBits(CacheContract):
     tolerance = 0.2
 
 
+@pytest.mark.slow
+class TestHalf(CacheContract):
+    model = jaxspec.quantize_cache(tiny.transformer(), "float16")
+    tolerance = 5e-3
+
+
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Lagging(TokenCache):

@@ -7,8 +7,9 @@ import pytest
 
 import jaxspec
 from jaxspec.nn import chosen_kernels
-from jaxspec.nn.attention_by_slot import BySlotKVCache
+from jaxspec.nn.attention_by_slot import BySlotHalfKVCache, BySlotKVCache
 from jaxspec.nn.cache import KVCache
+from jaxspec.nn.cache_half import HalfKVCache, NativeHalfKVCache
 from jaxspec.nn.cache_int8 import Int8KVCache
 from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.cache_pallas import BySlotPallasInt8KVCache, BySlotPallasKVCache, PallasInt8KVCache, PallasKVCache
@@ -90,6 +91,17 @@ def test_int8_caches_keep_the_kernels(cache, found):
     pass_tokens = 8 if issubclass(cache, BySlotKVCache) else None
     held = dataclasses.replace(WIDE, cache_type=cache, pass_tokens=pass_tokens)
     assert jaxspec.quantize_cache(held).cache_type is found
+
+
+@pytest.mark.parametrize(
+    ("cache", "found"),
+    [(KVCache, HalfKVCache), (NativeKVCache, NativeHalfKVCache), (BySlotKVCache, BySlotHalfKVCache)],
+)
+def test_caches_of_float16_keep_the_kernels(cache, found):
+    held = dataclasses.replace(WIDE, cache_type=cache, pass_tokens=8 if cache is BySlotKVCache else None)
+    half = jaxspec.quantize_cache(held, "float16")
+    assert half.cache_type is found
+    assert with_kernels(half, "xla").cache_type is (BySlotHalfKVCache if cache is BySlotKVCache else HalfKVCache)
 
 
 def test_kernels_are_chosen_before_and_after_passes_are_made_to_agree():

@@ -7,6 +7,7 @@ import pytest
 
 import jaxspec
 from jaxspec.nn.attention import Fresh, History, attend
+from jaxspec.nn.cache_half import NativeHalfKVCache
 from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.ops.native.build import NoCompilerError, register
 from tests._fixtures import tiny
@@ -23,18 +24,29 @@ STARTS = (0, 1, 30, 31, 32, 95, 120, 127, 128, 250)
 
 
 @pytest.mark.parametrize(
-    ("heads", "group", "width", "window"), [(2, 3, 64, None), (1, 1, 20, None), (2, 2, 16, 7), (1, 4, 80, 150)]
+    ("heads", "group", "width", "window", "kind"),
+    [
+        (2, 3, 64, None, NativeKVCache),
+        (1, 1, 20, None, NativeKVCache),
+        (2, 2, 16, 7, NativeKVCache),
+        (1, 4, 80, 150, NativeKVCache),
+        (2, 3, 64, None, NativeHalfKVCache),
+        (1, 2, 20, 150, NativeHalfKVCache),
+    ],
 )
-def test_attention_is_the_same_of_tokens_cached_and_fed(heads, group, width, window):
+def test_attention_is_the_same_of_tokens_cached_and_fed(heads, group, width, window, kind):
     """Compares one token at a time with chains of 2 to 40, and with a tree whose nodes stand before or after others."""
     rng = np.random.default_rng(heads)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
     keys, values, queries = (draw(1, SLOTS, heads, *rest, width) for rest in ((), (), (group,)))
     stored = [jnp.swapaxes(x, 1, 2)[None] for x in (keys, values)]
+    if kind is NativeHalfKVCache:
+        stored = [x.astype(jnp.float16) for x in stored]
+        keys, values = (x.astype(jnp.float16).astype(jnp.float32) for x in (keys, values))
 
     @jax.jit
     def run(cached, chosen, mask, positions):
-        cache = NativeKVCache(*stored, length=jnp.asarray([cached], jnp.int32), positions=None)
+        cache = kind(*stored, length=jnp.asarray([cached], jnp.int32), positions=None)
         fresh = Fresh(keys[:, chosen], values[:, chosen], positions[None], mask[None])
         return attend(queries[:, chosen], fresh, History(cache, 0), scale=0.5, window=window)[0]
 

@@ -2,7 +2,8 @@
 //
 // XLA copies a block of the cache before it multiplies it, and runs some twenty small operations for each layer; this
 // is one. A query's visible tokens are summed in a fixed order, by blocks and parts of the slots that they have or
-// would have: a token gets equal bits from tokens in the cache and from the same tokens fed with it.
+// would have: a token gets equal bits from tokens in the cache and from the same tokens fed with it. Fresh keys and
+// values are float32, and the numbers of a float16 cache if that has them.
 
 #include <algorithm>
 #include <cmath>
@@ -89,11 +90,11 @@ void Part(const Sizes& sizes, const Inputs& in, const Parts& parts, int64_t head
     const int64_t next = std::min<int64_t>(kBlock, last - slot - kBlock);
     int64_t number = 0;
     for (; number + kTogether <= queries; number += kTogether) {
-      Prefetch(tokens, next * sizes.width, number, number + kTogether, queries);
+      Prefetch(sizes, in, head, slot + kBlock, next, number, number + kTogether, queries);
       ShowSome<kTogether>(sizes, in, asked, tokens, number);
     }
     for (; number < queries; ++number) {
-      Prefetch(tokens, next * sizes.width, number, number + 1, queries);
+      Prefetch(sizes, in, head, slot + kBlock, next, number, number + 1, queries);
       ShowSome<1>(sizes, in, asked, tokens, number);
     }
   }
@@ -117,6 +118,7 @@ void Join(const State& from, int64_t width, State& state) {
 void ShowBlock(const Sizes& sizes, const Inputs& in, Asked& asked, const std::vector<Seen>& seen, int64_t slot) {
   const int64_t length = sizes.Length(in, asked.head), queries = asked.states.size();
   const int64_t next = std::clamp<int64_t>(length - slot - kBlock, 0, kBlock);
+  const Tokens cached = Cached(sizes, in, asked.head, slot, std::clamp<int64_t>(length - slot, 0, kBlock));
   const auto of = [&](int64_t number) -> const Seen& {
     return seen[(asked.first + number) / sizes.group - asked.first / sizes.group];
   };
@@ -125,9 +127,9 @@ void ShowBlock(const Sizes& sizes, const Inputs& in, Asked& asked, const std::ve
     for (together = 1; together < most; ++together) {
       if (!Alike(of(number), of(number + together), slot + kBlock - length)) break;
     }
-    const Tokens tokens = Both(sizes, in, asked.head, of(number), slot);
+    const Tokens tokens = Both(sizes, in, asked.head, of(number), slot, cached);
     if (tokens.count == 0) continue;
-    Prefetch(tokens, next * sizes.width, number, number + together, queries);
+    Prefetch(sizes, in, asked.head, slot + kBlock, next, number, number + together, queries);
     switch (together) {
       case 1: ShowSome<1>(sizes, in, asked, tokens, number); break;
       case 2: ShowSome<2>(sizes, in, asked, tokens, number); break;
@@ -172,10 +174,15 @@ void Finish(const Sizes& sizes, const Inputs& in, const Parts& parts, float* out
 
 ffi::Error Call(ffi::ThreadPool pool, BufferR5<ffi::F32> queries, ffi::BufferR4<ffi::F32> fresh_keys,
                 ffi::BufferR4<ffi::F32> fresh_values, ffi::BufferR2<ffi::S32> positions,
-                ffi::BufferR3<ffi::PRED> mask, BufferR5<ffi::F32> keys, BufferR5<ffi::F32> values,
+                ffi::BufferR3<ffi::PRED> mask, ffi::AnyBuffer keys, ffi::AnyBuffer values,
                 ffi::BufferR1<ffi::S32> lengths, ffi::BufferR2<ffi::S32> cache_positions,
                 ffi::BufferR0<ffi::S32> which, ResultBufferR5<ffi::F32> out, int64_t window, float scale) {
   const auto shape = queries.dimensions(), cache = keys.dimensions();
+  const bool half = keys.element_type() == ffi::F16;
+  if (cache.size() != 5 || keys.element_type() != values.element_type() ||
+      (!half && keys.element_type() != ffi::F32)) {
+    return ffi::Error::InvalidArgument("expected keys and values [l, b, g, s, d], both float32 or both float16");
+  }
   const int64_t fresh = fresh_keys.dimensions()[1], layer = *which.typed_data();
   const Sizes sizes = {shape[0], shape[1], shape[2], shape[3], shape[4], cache[3], fresh, window, layer, scale};
   if (!HasShape(keys, {cache[0], sizes.batch, sizes.heads, sizes.capacity, sizes.width}) ||
@@ -200,8 +207,12 @@ ffi::Error Call(ffi::ThreadPool pool, BufferR5<ffi::F32> queries, ffi::BufferR4<
     return ffi::Error::InvalidArgument("expected a result of the queries' shape");
   }
   if (out->element_count() == 0) return ffi::Error::Success();
-  const Inputs in = {queries.typed_data(), fresh_keys.typed_data(), fresh_values.typed_data(), keys.typed_data(),
-                     values.typed_data(), positions.typed_data(), lengths.typed_data(),
+  const auto stored = [half](const ffi::AnyBuffer& buffer) -> Stored {
+    const void* data = buffer.untyped_data();
+    return {half ? nullptr : static_cast<const float*>(data), half ? static_cast<const uint16_t*>(data) : nullptr};
+  };
+  const Inputs in = {queries.typed_data(), fresh_keys.typed_data(), fresh_values.typed_data(), stored(keys),
+                     stored(values), positions.typed_data(), lengths.typed_data(),
                      numbered ? cache_positions.typed_data() : nullptr, mask.typed_data()};
   const int64_t longest = std::max(0, *std::max_element(in.lengths, in.lengths + sizes.batch));
   const int64_t heads = sizes.batch * sizes.heads;
@@ -229,8 +240,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxspecAttention, Call,
                                   .Arg<ffi::BufferR4<ffi::F32>>()
                                   .Arg<ffi::BufferR2<ffi::S32>>()
                                   .Arg<ffi::BufferR3<ffi::PRED>>()
-                                  .Arg<BufferR5<ffi::F32>>()
-                                  .Arg<BufferR5<ffi::F32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::BufferR1<ffi::S32>>()
                                   .Arg<ffi::BufferR2<ffi::S32>>()
                                   .Arg<ffi::BufferR0<ffi::S32>>()

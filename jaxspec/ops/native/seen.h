@@ -9,11 +9,33 @@
 #include <vector>
 
 #include "block.h"
+#include "half.h"
 
 namespace jaxspec {
 
+// The keys or values of a cache: float32, or float16 if `halves` is set.
+struct Stored {
+  const float* floats;
+  const uint16_t* halves;
+
+  // The number at `place`; float16 is widened to `room`, which has room for `count`.
+  const float* At(int64_t place, int64_t count, float* room) const {
+    if (!halves) return floats + place;
+    Widen(halves + place, count, room);
+    return room;
+  }
+
+  void Prefetch(int64_t place) const {
+    if (halves) return __builtin_prefetch(halves + place, 0, 2);
+    __builtin_prefetch(floats + place, 0, 2);
+  }
+
+  int64_t Bytes() const { return halves ? sizeof *halves : sizeof *floats; }
+};
+
 struct Inputs {
-  const float *queries, *fresh_keys, *fresh_values, *keys, *values;
+  const float *queries, *fresh_keys, *fresh_values;
+  Stored keys, values;
   const int32_t *positions, *lengths, *cache_positions;
   const bool* mask;
 };
@@ -63,25 +85,34 @@ inline bool Alike(const Seen& a, const Seen& b, int64_t rank) {
   return true;
 }
 
-// `count` tokens of the cache from `slot` on.
+// The place of a slot's key and value in the cache.
+inline int64_t PlaceOf(const Sizes& sizes, int64_t head, int64_t slot) {
+  return ((sizes.layer * sizes.batch * sizes.heads + head) * sizes.capacity + slot) * sizes.width;
+}
+
+// `count` tokens of the cache from `slot` on. Those of a float16 cache are valid until the thread's next call.
 inline Tokens Cached(const Sizes& sizes, const Inputs& in, int64_t head, int64_t slot, int64_t count) {
   Tokens tokens;
-  const int64_t lane = (sizes.layer * sizes.batch * sizes.heads + head) * sizes.capacity;
+  thread_local std::vector<float> room;
+  room.resize(in.keys.halves ? 2 * kBlock * sizes.width : 0);
+  const int64_t place = PlaceOf(sizes, head, slot);
+  const float* keys = in.keys.At(place, count * sizes.width, room.data());
+  const float* values = in.values.At(place, count * sizes.width, room.data() + kBlock * sizes.width);
   const int32_t* positions = in.cache_positions ? in.cache_positions + head / sizes.heads * sizes.capacity : nullptr;
   for (int64_t j = 0; j < count; ++j) {
-    tokens.keys[j] = in.keys + (lane + slot + j) * sizes.width;
-    tokens.values[j] = in.values + (lane + slot + j) * sizes.width;
+    tokens.keys[j] = keys + j * sizes.width;
+    tokens.values[j] = values + j * sizes.width;
     tokens.positions[j] = positions ? positions[slot + j] : slot + j;
   }
   tokens.count = static_cast<int>(count);
   return tokens;
 }
 
-// Up to kBlock tokens from `slot` on: cached, then fresh ones.
-inline Tokens Both(const Sizes& sizes, const Inputs& in, int64_t head, const Seen& seen, int64_t slot) {
-  const int64_t length = sizes.Length(in, head), cached = std::clamp<int64_t>(length - slot, 0, kBlock);
-  Tokens tokens = Cached(sizes, in, head, slot, cached);
-  const int64_t row = head / sizes.heads, first = slot + cached - length;
+// Up to kBlock tokens from `slot` on: those of the cache, then fresh ones.
+inline Tokens Both(const Sizes& sizes, const Inputs& in, int64_t head, const Seen& seen, int64_t slot,
+                   const Tokens& cached) {
+  const int64_t length = sizes.Length(in, head), row = head / sizes.heads, first = slot + cached.count - length;
+  Tokens tokens = cached;
   for (int64_t rank = first; rank < std::min(seen.count, slot + kBlock - length); ++rank) {
     const int64_t place = row * sizes.fresh + seen.Which(rank);
     const int64_t at = (place * sizes.heads + head % sizes.heads) * sizes.width;
@@ -92,15 +123,15 @@ inline Tokens Both(const Sizes& sizes, const Inputs& in, int64_t head, const See
   return tokens;
 }
 
-// Prefetches pieces `first` to `last` of `pieces` of the `count` numbers after these tokens of a cache.
-inline void Prefetch(const Tokens& tokens, int64_t count, int64_t first, int64_t last, int64_t pieces) {
-  constexpr int64_t line = 64 / sizeof(float);
+// Prefetches pieces `first` to `last` of `pieces` of the `count` tokens of the cache from `slot` on.
+inline void Prefetch(const Sizes& sizes, const Inputs& in, int64_t head, int64_t slot, int64_t count, int64_t first,
+                     int64_t last, int64_t pieces) {
   if (count <= 0) return;
-  const int64_t lines = (count + line - 1) / line, beyond = tokens.keys[1] - tokens.keys[0];
-  const float *keys = tokens.keys[kBlock - 1] + beyond, *values = tokens.values[kBlock - 1] + beyond;
+  const int64_t line = 64 / in.keys.Bytes(), lines = (count * sizes.width + line - 1) / line;
+  const int64_t place = PlaceOf(sizes, head, slot);
   for (int64_t i = lines * first / pieces; i < lines * last / pieces; ++i) {
-    __builtin_prefetch(keys + i * line, 0, 2);
-    __builtin_prefetch(values + i * line, 0, 2);
+    in.keys.Prefetch(place + i * line);
+    in.values.Prefetch(place + i * line);
   }
 }
 
