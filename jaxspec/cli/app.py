@@ -11,7 +11,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from jaxspec.cli import acceptance, bench, compile_report, complete, data, generate, info, models, plan, prove, train
+from jaxspec.cli import (
+    acceptance,
+    bench,
+    compile_report,
+    complete,
+    data,
+    generate,
+    info,
+    models,
+    plan,
+    prove,
+    serve,
+    train,
+)
 from jaxspec.cli.help import GroupedCommand
 from jaxspec.cli.options import command
 
@@ -20,6 +33,7 @@ _COMMANDS = MappingProxyType(
     {
         "generate": generate,
         "complete": complete,
+        "serve": serve,
         "models": models,
         "info": info,
         "data": data,

@@ -13,6 +13,7 @@ with _epy.lazy_api_imports(globals()):
         slots as slots,
         take as take,
     )
+    from jaxspec.serving.app import build_app as build_app
     from jaxspec.serving.completion import complete as complete, complete_file as complete_file
     from jaxspec.serving.engine import Engine as Engine
-    from jaxspec.serving.handle import CancelledError as CancelledError, Handle as Handle
+    from jaxspec.serving.handle import CancelledError as CancelledError, Handle as Handle, Piece as Piece

@@ -124,7 +124,7 @@ class Engine:
 
     def submit(
         self,
-        prompt: str | Sequence[Mapping[str, Any]],
+        prompt: str | Sequence[Mapping[str, Any]] | Sequence[int],
         *,
         priority: int = 0,
         timeout: float | None = None,
@@ -133,7 +133,7 @@ class Engine:
         """Queues a request, and returns immediately.
 
         Args:
-          prompt: a text, or the messages of a conversation.
+          prompt: a text, the messages of a conversation, or token ids.
           priority: requests with a smaller number start first; those that have waited long move up.
           timeout: seconds from now after which the request is dropped; `None` means no limit.
           **options: those of `SpeculativeDecoder.generate`, except `answers` and `capacity`.
@@ -161,6 +161,11 @@ class Engine:
             heapq.heappush(self._waiting, (priority * _AGEING + number, number, job))
             self._news.notify_all()
         return handle
+
+    @property
+    def open(self) -> bool:
+        """Whether it takes requests: it is neither closed nor has failed."""
+        return self._failure is None and not self._closing
 
     @property
     def waiting(self) -> int:
@@ -299,10 +304,10 @@ class Engine:
             for at in range(rounds):
                 count, accepted = int(found.rounds.count[at, slot]), int(found.rounds.accepted[at, slot])
                 ids = found.rounds.tokens[at, slot, :count].tolist()
-                last = bool(found.done[slot]) and at == rounds - 1
+                last, shown = bool(found.done[slot]) and at == rounds - 1, len(job.text.spans)
                 piece = job.text.push(ids, [place < accepted for place in range(count)], last=last)
                 job.tokens += count
-                job.handle.push(piece)
+                job.handle.push(piece, job.text.spans[shown:])
             if job.first[0] is None:
                 job.first = time.perf_counter() - job.began, job.tokens
             if found.done[slot] or job.text.stopped:

@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import NamedTuple
 
-from jaxspec.text.result import TextResult
+from jaxspec.text.result import Span, TextResult
 
 
 class CancelledError(RuntimeError):
@@ -23,6 +24,24 @@ class CancelledError(RuntimeError):
     """
 
 
+class Piece(NamedTuple):
+    """Holds text that one turn of the engine completed.
+
+    Attributes:
+      text: the text.
+      spans: the text of each token since the piece before, with its source; empty if a grammar on the host chose them.
+
+    Example:
+        >>> with jaxspec.Engine(target, "ngram", slots=2, capacity=32) as engine:
+        ...     result = engine.submit("the sea", max_new_tokens=8, temperature=0).result()
+        >>> jaxspec.serving.Piece(result.text, result.spans).text == result.text
+        True
+    """
+
+    text: str
+    spans: tuple[Span, ...]
+
+
 class Handle:
     """Follows one request: yields its text in pieces, and has its result. All methods may be called by any thread.
 
@@ -36,7 +55,8 @@ class Handle:
     def __init__(self, cancel: Callable[[], None]) -> None:
         """Creates the handle of a request; `cancel` asks the engine to drop it."""
         self._cancel = cancel
-        self._pieces: list[str] = []
+        self._pieces: list[Piece] = []
+        self._pending: tuple[Span, ...] = ()
         self._end = threading.Event()
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], object]] = []
@@ -78,13 +98,18 @@ class Handle:
                 self._changed.wait_for(lambda seen=place: len(self._pieces) > seen or self.done)
                 new, ended = self._pieces[place:], self.done
             place += len(new)
-            yield from new
+            yield from (piece.text for piece in new)
             if ended and place == len(self._pieces):
                 self.result()
                 return
 
     async def __aiter__(self) -> AsyncIterator[str]:
         """Yields the text in pieces without blocking the event loop."""
+        async for piece in self.pieces():
+            yield piece.text
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Yields the pieces with their tokens, without blocking the event loop; raises as `result` does."""
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
         def tell() -> None:
@@ -111,13 +136,16 @@ class Handle:
             pass
         return self.result()
 
-    def push(self, piece: str) -> None:
-        """Adds a piece of text; for the engine."""
-        if piece:
-            with self._changed:
-                self._pieces.append(piece)
-                self._changed.notify_all()
-            self._tell()
+    def push(self, text: str, spans: Sequence[Span] = ()) -> None:
+        """Adds text and its tokens; for the engine. Tokens without text come with the next piece."""
+        with self._changed:
+            self._pending += tuple(spans)
+            if not text:
+                return
+            self._pieces.append(Piece(text, self._pending))
+            self._pending = ()
+            self._changed.notify_all()
+        self._tell()
 
     def end(self, outcome: TextResult | BaseException) -> None:
         """Ends the request with a result or an error; for the engine."""

@@ -261,7 +261,7 @@ class SpeculativeDecoder:
 
     def encode(
         self,
-        prompts: str | Prompts | Messages | Sequence[Messages],
+        prompts: str | Prompts | Messages | Sequence[Messages] | Sequence[int],
         options: TextOptions,
         *,
         verifier: Verifier | None = None,
@@ -270,7 +270,7 @@ class SpeculativeDecoder:
         """Checks and encodes prompts, or conversations, which are lists of messages.
 
         Args:
-          prompts: texts, as for `generate`, or messages, as for `chat`.
+          prompts: texts, as for `generate`; messages, as for `chat`; or the token ids of one prompt.
           options: the options of the call.
           verifier: a verifier for this call; `None` is the decoder's.
           room: the number of tokens that a text has room for; `None` chooses one that most texts share.
@@ -284,7 +284,12 @@ class SpeculativeDecoder:
             >>> request.prompts == [decoder.tokenizer.encode("the sea")]
             True
         """
-        chat = isinstance(prompts, list | tuple) and prompts and isinstance(prompts[0], Mapping | list | tuple)
+        first = prompts[0] if isinstance(prompts, list | tuple) and prompts else None
+        if isinstance(first, int | np.integer) and not isinstance(first, bool):
+            ids = validate.numbers("prompts", prompts, "token ids", whole=True)
+            validate.prompt(ids[None], None, self.target.vocab_size)
+            return self._request([ids.tolist()], options, verifier, room, single=True)
+        chat = isinstance(first, Mapping | list | tuple)
         return (self._answer if chat else self._continue)(cast("Any", prompts), options, verifier, room)
 
     def _continue(

@@ -1,0 +1,203 @@
+"""Writes the JSON objects that OpenAI's clients read: completions, chats, pieces of streams, and counts of tokens."""
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.serving.fields import Asked
+from jaxspec.text.detokenizer import token_text
+from jaxspec.text.result import Span, TextResult, merge
+
+# JSON has no infinity; clients read this as one.
+_LEAST = -9999.0
+_REASONS: Mapping[str, str] = MappingProxyType(
+    {"stop token": "stop", "stop string": "stop", "max new tokens": "length", "error": "error"}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """Writes the answer to one request.
+
+    Attributes:
+      asked: the request.
+      model: the model's name.
+      tokenizer: decodes tokens.
+      name: id of the answer.
+      created: time of the request, in seconds since 1970.
+
+    Example:
+        >>> from jaxspec.serving.answers import Answers
+        >>> from jaxspec.serving.fields import Asked
+        >>> asked = Asked(chat=False, prompts=[[1]], texts=["a"], options={})
+        >>> Answers(asked, "small", target.tokenizer).chunk(0, "the")["choices"][0]["text"]
+        'the'
+    """
+
+    asked: Asked
+    model: str
+    tokenizer: Tokenizer
+    name: str = dataclasses.field(default_factory=lambda: secrets.token_hex(12))
+    created: int = dataclasses.field(default_factory=lambda: int(time.time()))
+
+    def whole(self, results: Sequence[TextResult]) -> dict[str, Any]:
+        """Returns the answer as one object, with a choice for each result."""
+        choices = [self._choice(index, result) for index, result in enumerate(results)]
+        found = {**self._head(), "choices": choices, "usage": self.usage(results)}
+        if len(results) == 1:
+            found["metrics"] = {"speculative_decoding": speculation(results[0]), **_times(results[0])}
+        return found
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Returns what a stream sends before the text of a choice, if anything: the role, or an echoed prompt."""
+        if self.asked.chat:
+            return self._streamed([self._part(index, {"delta": {"role": "assistant", "content": ""}}, None)])
+        text = self.asked.texts[index // self.asked.answers] if self.asked.echo else ""
+        return self._streamed([self._part(index, {"text": text}, None)]) if text else None
+
+    def chunk(
+        self, index: int, text: str, spans: Sequence[Span] = (), usage: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Returns a piece of a choice's text; `from_draft` says which parts of it were accepted drafts."""
+        part = self._part(index, self._text(text), None)
+        if spans:
+            part["from_draft"] = [[span.text, span.from_draft] for span in merge(spans)]
+        return self._streamed([part], usage)
+
+    def closing(self, index: int, result: TextResult, usage: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Returns the last object of a choice: why it ended, and what was asked for besides its text."""
+        part = self._part(index, self._text(""), _REASONS[result.stop_reason])
+        if self.asked.chat:
+            part["delta"] = {}
+        return self._streamed([{**part, **self._extras(result)}], usage)
+
+    def counts(self, results: Sequence[TextResult]) -> dict[str, Any]:
+        """Returns the object that ends a stream whose counts were asked for."""
+        found = self._streamed([], self.usage(results))
+        if len(results) == 1:
+            found["metrics"] = {"speculative_decoding": speculation(results[0]), **_times(results[0])}
+        return found
+
+    def usage(self, results: Sequence[TextResult]) -> dict[str, Any]:
+        """Returns the counts of tokens; a prompt with several answers counts once."""
+        return self.usage_of(sum(len(result.token_ids) for result in results))
+
+    def usage_of(self, new: int) -> dict[str, Any]:
+        """Returns the counts of tokens after `new` ones."""
+        prompts = sum(map(len, self.asked.prompts))
+        return {
+            "prompt_tokens": prompts,
+            "completion_tokens": new,
+            "total_tokens": prompts + new,
+            "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        }
+
+    def _head(self, *, streamed: bool = False) -> dict[str, Any]:
+        kind = "chat.completion" + ".chunk" * streamed if self.asked.chat else "text_completion"
+        name = f"{'chatcmpl' if self.asked.chat else 'cmpl'}-{self.name}"
+        return {"id": name, "object": kind, "created": self.created, "model": self.model}
+
+    def _streamed(self, choices: list[dict[str, Any]], usage: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        counted = {"usage": usage} if usage is not None or self.asked.usage else {}
+        return {**self._head(streamed=True), "choices": choices, **counted}
+
+    def _part(self, index: int, text: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
+        return {"index": index, **text, "logprobs": None, "finish_reason": reason}
+
+    def _text(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}} if self.asked.chat else {"text": text}
+
+    def _choice(self, index: int, result: TextResult) -> dict[str, Any]:
+        if self.asked.chat:
+            text: dict[str, Any] = {"message": {"role": "assistant", "content": result.text}}
+        else:
+            text = {"text": self.asked.texts[index // self.asked.answers] * self.asked.echo + result.text}
+        return {**self._part(index, text, _REASONS[result.stop_reason]), **self._extras(result)}
+
+    def _extras(self, result: TextResult) -> dict[str, Any]:
+        """Returns the fields of a choice that were asked for: log-probabilities and token ids."""
+        found: dict[str, Any] = {"seed": result.seed}
+        if self.asked.top is not None:
+            found["logprobs"] = self._chat_log_probs(result) if self.asked.chat else self._log_probs(result)
+        if self.asked.return_ids:
+            found["token_ids"] = list(result.token_ids)
+        return found
+
+    def _log_probs(self, result: TextResult) -> dict[str, Any]:
+        texts = [token_text(self.tokenizer, token) for token in result.token_ids]
+        likely = [self._likely(result, place) for place in range(len(texts))]
+        ends = np.cumsum([0, *map(len, texts)]).tolist()
+        return {
+            "tokens": texts,
+            "token_logprobs": [_finite(value) for value in result.log_probs],
+            "top_logprobs": [self._best(each) for each in likely] if self.asked.top else None,
+            "text_offset": ends[:-1],
+        }
+
+    def _best(self, likely: Sequence[tuple[int, float]]) -> dict[str, float]:
+        """Returns log-probabilities by text; of tokens with equal texts the most likely one."""
+        found: dict[str, float] = {}
+        for token, value in likely:
+            found.setdefault(token_text(self.tokenizer, token), value)
+        return found
+
+    def _chat_log_probs(self, result: TextResult) -> dict[str, Any]:
+        content = []
+        for place, (token, value) in enumerate(zip(result.token_ids, result.log_probs, strict=True)):
+            likely = [self._entry(*each) for each in self._likely(result, place)[: self.asked.top]]
+            content.append({**self._entry(token, _finite(value)), "top_logprobs": likely})
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token: int, value: float) -> dict[str, Any]:
+        held = self.tokenizer.token_bytes(token, skip_special_tokens=False)
+        return {"token": token_text(self.tokenizer, token), "logprob": value, "bytes": list(held)}
+
+    def _likely(self, result: TextResult, place: int) -> list[tuple[int, float]]:
+        """Returns the likely tokens at a position, best first, then the token itself if it is none of them."""
+        if not self.asked.top:
+            return []
+        best = [(one.token_id, _finite(one.log_prob)) for one in result.alternatives[place][: self.asked.top]]
+        own = (result.token_ids[place], _finite(result.log_probs[place]))
+        return best if own[0] in [token for token, _ in best] else [*best, own]
+
+
+def speculation(result: TextResult) -> dict[str, Any]:
+    """Returns the counts of drafts and of rounds, under vLLM's names.
+
+    Example:
+        >>> from jaxspec.serving.answers import speculation
+        >>> decoder = jaxspec.SpeculativeDecoder(target, "ngram", k=2)
+        >>> found = speculation(decoder.generate("the sea", max_new_tokens=4, temperature=0))
+        >>> sum(found["acceptance_histogram"]) == found["num_spec_steps"]
+        True
+    """
+    stats = result.stats
+    return {
+        "num_spec_tokens": stats.histogram.shape[1] - 1,
+        "num_spec_steps": int(stats.rounds[0]),
+        "num_draft_tokens": int(stats.drafted[0]),
+        "num_accepted_draft_tokens": int(stats.accepted[0]),
+        "acceptance_histogram": np.asarray(stats.histogram)[0].tolist(),
+        "mean_acceptance_length": float(stats.mean_acceptance_length),
+        "draft_acceptance_rate": float(stats.acceptance_rate),
+    }
+
+
+def _times(result: TextResult) -> dict[str, Any]:
+    first, timing = result.timing.first_seconds, result.timing
+    return {
+        "time_to_first_token_ms": None if first is None else 1000 * first,
+        "generation_time_ms": 1000 * timing.seconds,
+        "tokens_per_second": timing.tokens_per_second,
+    }
+
+
+def _finite(value: float) -> float:
+    return max(value, _LEAST)

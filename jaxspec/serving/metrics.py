@@ -1,0 +1,98 @@
+"""Counts what a server does, for Prometheus, under vLLM's names."""
+
+from typing import TYPE_CHECKING
+
+import prometheus_client as prometheus
+
+from jaxspec.text.result import TextResult
+
+if TYPE_CHECKING:
+    from jaxspec.serving.engine import Engine
+
+_LABELS = ("model_name", "engine")
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_TOKENS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0)
+
+
+class Metrics:
+    """Holds the counters, gauges and histograms of one server.
+
+    Example:
+        >>> from jaxspec.serving.metrics import Metrics
+        >>> with jaxspec.Engine(target, "ngram", slots=2, capacity=32) as engine:
+        ...     b"vllm:num_requests_running" in Metrics(engine, "small").text()
+        True
+    """
+
+    def __init__(self, engine: "Engine", model: str) -> None:
+        """Creates them; `engine` is read when they are asked for."""
+        self.registry = prometheus.CollectorRegistry()
+        self._labels = {"model_name": model, "engine": "0"}
+        gauge = lambda name, text, read: self._gauge(name, text).set_function(read)  # noqa: E731
+        gauge("num_requests_running", "Requests in a slot.", lambda: engine.running)
+        gauge("num_requests_waiting", "Requests that wait for a slot.", lambda: engine.waiting)
+        gauge("kv_cache_usage_perc", "Slots that are taken, 0 to 1.", lambda: engine.running / engine.slots)
+        info = prometheus.Gauge(
+            "vllm:cache_config_info",
+            "The size of a slot in tokens, and the number of slots.",
+            (*_LABELS, "block_size", "num_gpu_blocks"),
+            registry=self.registry,
+        )
+        info.labels(**self._labels, block_size=str(engine.capacity), num_gpu_blocks=str(engine.slots)).set(1)
+        counter = self._counter
+        self._prompt = counter("prompt_tokens", "Tokens of prompts.")
+        self._new = counter("generation_tokens", "New tokens.")
+        self._rounds = counter("spec_decode_num_drafts", "Rounds of drafting and verification.")
+        self._drafted = counter("spec_decode_num_draft_tokens", "Drafted tokens that were verified.")
+        self._accepted = counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
+        counter("num_preemptions", "Requests that lost their slot: none.")
+        self._ended = prometheus.Counter(
+            "vllm:request_success",
+            "Requests by the reason of their end.",
+            (*_LABELS, "finished_reason"),
+            registry=self.registry,
+        )
+        self._first = self._histogram("time_to_first_token_seconds", "Time to the first text.", _SECONDS)
+        self._between = self._histogram("inter_token_latency_seconds", "Time between pieces of text.", _SECONDS)
+        self._whole = self._histogram("e2e_request_latency_seconds", "Time of a request.", _SECONDS)
+        self._prompts = self._histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self._answers = self._histogram("request_generation_tokens", "New tokens of a request.", _TOKENS)
+
+    def first(self, seconds: float) -> None:
+        """Counts the time from a request to its first text."""
+        self._first.observe(seconds)
+
+    def between(self, seconds: float) -> None:
+        """Counts the time between two pieces of text."""
+        self._between.observe(seconds)
+
+    def ended(self, result: TextResult, reason: str, seconds: float) -> None:
+        """Counts an answer."""
+        new, stats = len(result.token_ids), result.stats
+        self._prompt.inc(result.prompt_tokens)
+        self._new.inc(new)
+        self._rounds.inc(int(stats.rounds[0]))
+        self._drafted.inc(int(stats.drafted[0]))
+        self._accepted.inc(int(stats.accepted[0]))
+        self._whole.observe(seconds)
+        self._prompts.observe(result.prompt_tokens)
+        self._answers.observe(new)
+        self.left(reason)
+
+    def left(self, reason: str) -> None:
+        """Counts a request by the reason of its end."""
+        self._ended.labels(**self._labels, finished_reason=reason).inc()
+
+    def text(self) -> bytes:
+        """Returns what Prometheus reads."""
+        return prometheus.generate_latest(self.registry)
+
+    def _gauge(self, name: str, text: str) -> prometheus.Gauge:
+        return prometheus.Gauge(f"vllm:{name}", text, _LABELS, registry=self.registry).labels(**self._labels)
+
+    def _counter(self, name: str, text: str) -> prometheus.Counter:
+        return prometheus.Counter(f"vllm:{name}", text, _LABELS, registry=self.registry).labels(**self._labels)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> prometheus.Histogram:
+        made = prometheus.Histogram(f"vllm:{name}", text, _LABELS, registry=self.registry, buckets=buckets)
+        return made.labels(**self._labels)
