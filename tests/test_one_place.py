@@ -18,14 +18,14 @@ from tests._fixtures.sources import FILES, name, parsed
 ALSO = {
     "cli/compile_report.py": "the model that is compiled where none is named",
     "cli/train.py": "the one recipe of a whole model",
-    "checkpoints/gguf": "words of the GGUF format",
-    "checkpoints/huggingface.py": "names of files",
+    "checkpoints/": "words of the GGUF format, and names of files",
     "heads/formats/": "kinds of heads in formats of other libraries",
     "heads/eagle/checkpoint.py": "checkpoints in the layout of Llama",
     "heads/dflash/checkpoint.py": "checkpoints in the layout of Llama and Qwen 3",
     "foreign/": "what other projects call families",
     "contrib/layer_skip.py": "an exit is drafted with by EarlyExitDrafter",
     "families/common.py": "what families in the layout of Llama share",
+    "serving/fields.py": "a field of OpenAI's completions",
 }
 
 

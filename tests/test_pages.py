@@ -13,8 +13,8 @@ from tests._fixtures import examples
 from tests._fixtures.contract_tests import VARIANT_TESTS
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
-# Two processes, which `tests/sharding/test_hosts.py` runs.
-NOT_RUN = {"guides/hosts.md"}
+# Several processes: `tests/sharding/test_hosts.py` and `tests/serving/test_app.py` run them.
+NOT_RUN = {"guides/hosts.md", "guides/serving.md"}
 CLASSES = {"guides/your-drafter.md", "guides/your-verifier.md"}  # run below
 SLOW = {
     "guides/answers.md",

@@ -81,7 +81,7 @@ def run(options: Options) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Opens the port before the model is loaded, so that one in use is told at once."""
+    """Opens the port before the model is loaded, so that one in use is reported at once."""
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

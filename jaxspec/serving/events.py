@@ -38,7 +38,7 @@ class Events:
         try:
             await first_of(self._write(send), disconnected(receive))
         except TimeoutError:
-            pass  # the client takes no data, so nobody can be told
+            pass  # the client takes no data, so no error reaches it
         finally:
             self._close()
 

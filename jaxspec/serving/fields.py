@@ -13,7 +13,7 @@ from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.validate import shown
 from jaxspec.serving.errors import ApiError
 
-# The largest numbers of likely tokens, each of which has a program of its own.
+# The numbers of likely tokens for which there are programs.
 _ALTERNATIVES = (0, 1, 5, 20)
 # The default of a completion, as at OpenAI.
 _MAX_TOKENS = 16
@@ -269,7 +269,7 @@ def _asked(
     answers = fields.get("n", _INTEGER, 1, 1, _MOST_ANSWERS)
     if fields.get("best_of", _INTEGER, answers) != answers:
         raise ApiError(400, f"best_of must be n, {answers}: no answers are left out", param="best_of")
-    stream, told = fields.get("stream", _FLAG, default=False), fields.part("stream_options")
+    stream, asked_of = fields.get("stream", _FLAG, default=False), fields.part("stream_options")
     if "stream_options" in fields and not stream:
         raise ApiError(400, "stream_options is for streams; pass stream=true", param="stream_options")
     seed = fields.get("seed", _INTEGER)
@@ -288,8 +288,8 @@ def _asked(
         seed=None if seed is None else seed % 2**32,
         answers=answers,
         stream=stream,
-        usage=told.get("include_usage", _FLAG, default=False),
-        each_usage=told.get("continuous_usage_stats", _FLAG, default=False),
+        usage=asked_of.get("include_usage", _FLAG, default=False),
+        each_usage=asked_of.get("continuous_usage_stats", _FLAG, default=False),
         echo=echo,
         top=top,
         return_ids=fields.get("return_token_ids", _FLAG, default=False),

@@ -99,6 +99,7 @@ def test_the_first_screen_needs_no_jax():
     assert listed == [
         "generate",
         "complete",
+        "serve",
         "models",
         "info",
         "data",

@@ -1,4 +1,4 @@
-"""The server answers as OpenAI's clients expect, with the texts of lone calls; wrong requests are told why."""
+"""The server answers as OpenAI's clients expect, with the texts of lone calls; wrong requests say why."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def client(engine):
     return TestClient(build_app(engine, model="small", most_bytes=4096))
 
 
-def told(response):
+def problem(response):
     """The error of an answer."""
     error = response.json()["error"]
     assert error["code"] == response.status_code and error["type"] and error["message"]
@@ -94,25 +94,25 @@ WRONG = [
 
 @pytest.mark.parametrize(("path", "body", "param"), WRONG)
 def test_what_cannot_be_honored_is_an_error_in_openai_s_form(client, path, body, param):
-    status, named = told(client.post(path, json=body))
+    status, named = problem(client.post(path, json=body))
     assert (status, named) == (400, param if param else named)
 
 
 def test_errors_of_the_router_and_of_bodies_have_the_form_too(client):
-    assert told(client.get("/v1/nothing")) == (404, None)
+    assert problem(client.get("/v1/nothing")) == (404, None)
     wrong = client.get(COMPLETIONS)
-    assert told(wrong) == (405, None) and wrong.headers["allow"] == "POST"
-    assert told(client.post(COMPLETIONS, json={"prompt": "a", "model": "other"})) == (404, "model")
-    assert told(client.get("/v1/models/other")) == (404, "model")
+    assert problem(wrong) == (405, None) and wrong.headers["allow"] == "POST"
+    assert problem(client.post(COMPLETIONS, json={"prompt": "a", "model": "other"})) == (404, "model")
+    assert problem(client.get("/v1/models/other")) == (404, "model")
     for body in (b"", b"{", b"[1]", b'"a"', b"\xff", b"[" * 4000):
-        assert told(client.post(COMPLETIONS, content=body)) == (400, None)
-    assert told(client.post(COMPLETIONS, content=b" " * 5000)) == (413, None)
+        assert problem(client.post(COMPLETIONS, content=body)) == (400, None)
+    assert problem(client.post(COMPLETIONS, content=b" " * 5000)) == (413, None)
 
 
 def test_a_server_with_a_key_lets_nobody_else_in(engine):
     client = TestClient(build_app(engine, model="small", api_key="grüße"))
-    assert told(client.get("/v1/models")) == (401, None)
-    assert told(client.get("/v1/models", headers={"authorization": "Bearer other"})) == (401, None)
+    assert problem(client.get("/v1/models")) == (401, None)
+    assert problem(client.get("/v1/models", headers={"authorization": "Bearer other"})) == (401, None)
     given = {"authorization": "Bearer grüße".encode()}
     assert client.get("/v1/models", headers=given).json()["data"][0]["id"] == "small"
     assert client.get("/health").status_code == 200
@@ -135,7 +135,7 @@ def test_a_server_that_is_about_to_stop_refuses_requests(engine):
     app.state.draining = True
     assert TestClient(app).get("/health").status_code == 503
     answer = TestClient(app).post(COMPLETIONS, json={"prompt": "a"})
-    assert told(answer) == (503, None) and answer.headers["retry-after"]
+    assert problem(answer) == (503, None) and answer.headers["retry-after"]
 
 
 @pytest.mark.parametrize(("argument", "wrong"), [("model", 3), ("timeout", -1), ("api_key", ""), ("most_bytes", 0)])
