@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -56,37 +57,91 @@ def prefill(
       held: the number of each row's tokens that the cache already holds, for models whose caches rewind; `None` is 0.
         Requires an empty `capture`.
     """
-    width = tokens.shape[1]
-    tokens, chunk = in_chunks(model, tokens)
-    slots = tokens.shape[1]
-    fed = length - 1
+    chunks = Chunks.of(model, tokens, length - 1, capture, held)
+    carry = cache, chunks.blank(cache)
+    with jax.named_scope("prefill"):
+        count = chunks.count
+        cache, hidden = jax.lax.fori_loop(jnp.zeros((), count.dtype), count, lambda i, x: chunks.feed(i, *x), carry)
+    return Prefilled(cache.truncate(chunks.goal), tuple(x[:, : tokens.shape[1]] for x in hidden))
 
-    def feed(index, carry):
-        cache, hidden = carry
-        # The last chunk moves back to end at the buffer's end: it feeds some tokens twice, which rewrites equal keys.
-        # Whole chunks never overlap.
-        start = jnp.minimum(index * chunk, slots - chunk)
-        if held is None:
-            cache = before_chunk(model, cache, jnp.full_like(fed, start))
-            piece = jax.lax.dynamic_slice_in_dim(tokens, start, chunk, axis=1)
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """Cuts a text into chunks of one shape, and feeds one at a time. Not a pytree: make it where it is traced.
+
+    Attributes:
+      model: the model to feed.
+      tokens: the text, padded to whole chunks if the model needs them.
+      size: the number of tokens of a chunk.
+      goal: the number of tokens of each row to feed.
+      capture: the hidden states to store, as in `Model.__call__`.
+      held: the number of each row's tokens that the cache held before; `None` is 0.
+
+    Example:
+        >>> chunks = jaxspec.core.prefill.Chunks.of(target, prompt, jnp.asarray([4, 2], jnp.int32))
+        >>> chunks.size, int(chunks.count)
+        (5, 1)
+    """
+
+    model: Model
+    tokens: Int[Array, "b s"]
+    size: int
+    goal: Int[Array, "b"]
+    capture: tuple[int, ...] = ()
+    held: Int[Array, "b"] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        tokens: Int[Array, "b s"],
+        goal: Int[Array, "b"],
+        capture: tuple[int, ...] = (),
+        held: Int[Array, "b"] | None = None,
+    ) -> Self:
+        """Cuts the first `goal` tokens of each row."""
+        padded, size = in_chunks(model, tokens)
+        return cls(model, padded, size, goal, capture, held)
+
+    @property
+    def count(self) -> Int[Array, ""]:
+        """The number of chunks of the longest row."""
+        missing = self.goal if self.held is None else self.goal - self.held
+        return (jnp.max(missing, initial=0) + self.size - 1) // self.size
+
+    def start(self, index: Int[Array, ""]) -> Int[Array, ""]:
+        """Returns the first token of a chunk, if the cache held none before.
+
+        The last chunk moves back to end at the buffer's end: it feeds some tokens twice, which rewrites equal keys.
+        Whole chunks never overlap.
+        """
+        return jnp.minimum(index * self.size, self.tokens.shape[1] - self.size)
+
+    def blank(self, cache: Cache) -> tuple[Float[Array, "b s d"], ...]:
+        """Returns buffers for the captured states."""
+        if not self.capture:  # this saves a trace of the model
+            return ()
+        shapes = jax.eval_shape(lambda: self.model(self.tokens[:, :1], cache, capture=self.capture).hidden)
+        return tuple(jnp.zeros((*self.tokens.shape, x.shape[-1]), x.dtype) for x in shapes)
+
+    def feed(
+        self, index: Int[Array, ""], cache: Cache, hidden: tuple[Float[Array, "b s d"], ...]
+    ) -> tuple[Cache, tuple[Float[Array, "b s d"], ...]]:
+        """Feeds a chunk; returns the cache, in which surplus tokens may follow the goal, and the states."""
+        model, chunk, slots, start = self.model, self.size, self.tokens.shape[1], self.start(index)
+        if self.held is None:
+            cache = before_chunk(model, cache, jnp.full_like(self.goal, start))
+            piece = jax.lax.dynamic_slice_in_dim(self.tokens, start, chunk, axis=1)
         else:
-            at = jnp.minimum(held + index * chunk, slots - chunk)
+            at = jnp.minimum(self.held + index * chunk, slots - chunk)
             cache = cache.truncate(at)
-            piece = jnp.take_along_axis(tokens, at[:, None] + jnp.arange(chunk, dtype=jnp.int32)[None], axis=1)
-        output = model(piece, cache, capture=capture)
+            piece = jnp.take_along_axis(self.tokens, at[:, None] + jnp.arange(chunk, dtype=jnp.int32)[None], axis=1)
+        output = model(piece, cache, capture=self.capture)
         hidden = tuple(
             jax.lax.dynamic_update_slice_in_dim(buffer, new, start, axis=1)
             for buffer, new in zip(hidden, output.hidden, strict=True)
         )
-        return after_chunk(model, cache.append(output.entries), lambda: start + chunk, fed), hidden
-
-    chunks = (jnp.max(fed if held is None else fed - held, initial=0) + chunk - 1) // chunk
-    # Without states to capture, this saves a trace of the model.
-    shapes = jax.eval_shape(lambda: model(tokens[:, :1], cache, capture=capture).hidden) if capture else ()
-    hidden = tuple(jnp.zeros((*tokens.shape, x.shape[-1]), x.dtype) for x in shapes)
-    with jax.named_scope("prefill"):
-        cache, hidden = jax.lax.fori_loop(jnp.zeros((), chunks.dtype), chunks, feed, (cache, hidden))
-    return Prefilled(cache.truncate(fed), tuple(x[:, :width] for x in hidden))
+        return after_chunk(model, cache.append(output.entries), lambda: start + chunk, self.goal), hidden
 
 
 def room_for(model: Model, width: int) -> int:

@@ -29,19 +29,19 @@ from jax import Array
 from jax.core import Tracer
 from jax.sharding import Mesh
 
-from jaxspec.core import check_policy, processing, validate
+from jaxspec.core import validate
 from jaxspec.core.bit_exact import check_pass_tokens
 from jaxspec.core.compiler import traced_for
 from jaxspec.core.model import Model
-from jaxspec.core.prefill import prefill, room_for
+from jaxspec.core.prefill import prefill
 from jaxspec.core.programs import Kept
-from jaxspec.core.results import Generation, Report, Status, StopReason
+from jaxspec.core.results import Generation, Report
 from jaxspec.core.sampling import Greedy, Policy
-from jaxspec.core.state import Context, GenerationState, RoundInfo
-from jaxspec.core.stats import Stats
+from jaxspec.core.state import GenerationState, RoundInfo
 from jaxspec.core.typed import typed
 from jaxspec.core.validate import is_concrete
 from jaxspec.decoding.answers import start_each
+from jaxspec.decoding.begin import begin, read_by_drafter
 from jaxspec.decoding.hints import hinted
 from jaxspec.decoding.options import (
     Arguments,
@@ -49,7 +49,6 @@ from jaxspec.decoding.options import (
     Options,
     StopTokens,
     TokenIds,
-    after_the_prompt,
     check_kinds,
     verifier_for,
 )
@@ -338,55 +337,15 @@ def initial_state(arguments: Arguments) -> GenerationState:
 
 
 def _one_each(arguments: Arguments) -> GenerationState:
-    target, drafter, rows = arguments.target, arguments.drafter, arguments.rows
-    sampling, room = arguments.sampling, arguments.room
-    batch, width = rows.prompt.shape
-    limit_fits = (rows.max_new_tokens >= 0) & (rows.max_new_tokens <= room.new)
-    status = check_policy.traced_status(rows.prompt, rows.prompt_length, limit_fits, sampling, target.vocab_size)
-    prompt = jnp.clip(rows.prompt, 0, target.vocab_size - 1)
-    length = jnp.clip(rows.prompt_length, 1, width)
-    budget = jnp.clip(rows.max_new_tokens, 0, room.new)
-    slots = room.tokens + drafter.max_drafts + 1
-    cache = target.init_cache(batch, max(slots, room_for(target, width)))
+    target, drafter, width = arguments.target, arguments.drafter, arguments.rows.prompt.shape[1]
+    state = begin(arguments)
+    prompt, slots = state.tokens[:, :width], state.tokens.shape[1]
     with traced_for(target):
-        prefilled = prefill(target, prompt, length, cache, drafter.capture)
-        processed = processing.init(
-            sampling, processing.Prompt(prompt, length, rows.stop_tokens, vocab_size=target.vocab_size)
-        )
-        none = jnp.zeros((batch,), jnp.bool_)
-        context = Context(target, prefilled.cache, prompt, length, none, sampling, processed=processed)
+        prefilled = prefill(target, prompt, state.length, state.cache, drafter.capture)
+        context = read_by_drafter(state.context.of(target), prefilled.cache, prompt, state.length)
         drafter_state = bounded.init(drafter, context, prefilled, slots)
-    failed = status != Status.OK
-    done = (budget == 0) | failed
-    empty = jnp.zeros((batch, slots), jnp.float32)
-    context = dataclasses.replace(
-        context,
-        model=None,
-        tokens=jnp.pad(prompt, ((0, 0), (0, slots - width))),
-        done=done,
-        max_drafts=None if rows.max_drafts is None else jnp.maximum(rows.max_drafts, 0),
-        predicted=after_the_prompt(rows.prediction, prompt, length),
-    )
-    return GenerationState(
-        context,
-        log_probs=empty,
-        warped_log_probs=empty,
-        from_draft=jnp.zeros((batch, slots), jnp.bool_),
-        prompt_length=length,
-        limit=length + budget,
-        stop_reason=jnp.select(
-            [failed, done],
-            [jnp.int32(StopReason.ERROR), jnp.int32(StopReason.MAX_NEW_TOKENS)],
-            jnp.int32(StopReason.RUNNING),
-        ),
-        status=status,
-        keys=rows.keys,
-        stop_tokens=rows.stop_tokens,
-        drafter_state=drafter_state,
-        stats=Stats.zero(batch, drafter.max_drafts),
-        reported=arguments.options.report.empty(batch, slots, target.vocab_size),
-        report=arguments.options.report,
-    )
+    context = dataclasses.replace(state.context, cache=prefilled.cache)
+    return dataclasses.replace(state, context=context, drafter_state=drafter_state)
 
 
 def collect(state: GenerationState, width: int, lossless: bool) -> Generation:
