@@ -119,7 +119,7 @@ def slots(target: Model, drafter: Drafter | None, count: int, **options: Unpack[
         raise TypeError(f"slots got {name}, which each row has for itself; pass it to feed")
     # A free slot is a row without a budget.
     free: RowKeywords = {**options, "max_new_tokens": 0, "key": jax.random.key(0)}
-    arguments = _arguments(target, drafter, [[0]], free)
+    arguments = row_arguments(target, drafter, [[0]], free)
     axes = state_axes(initial_state, arguments)
     return Slots(axes.repeat(start(arguments), int(count)), axes)
 
@@ -147,7 +147,7 @@ def feed(target: Model, drafter: Drafter | None, prompt: TokenIds, **options: Un
         raise ValueError(
             "a row is one answer; feed the prompt once, and insert the row with other keys for each answer"
         )
-    return start(_arguments(target, drafter, prompt, options))
+    return start(row_arguments(target, drafter, prompt, options))
 
 
 def insert(slots: Slots, row: GenerationState, slot: Int[Array, ""] | int) -> Slots:
@@ -295,7 +295,7 @@ def run_rounds(
     return dataclasses.replace(slots, state=state.with_done(emitted.done)), emitted
 
 
-def _arguments(target: Model, drafter: Drafter | None, prompt: TokenIds, options: RowKeywords) -> Arguments:
+def row_arguments(target: Model, drafter: Drafter | None, prompt: TokenIds, options: RowKeywords) -> Arguments:
     """Checks the arguments of one row; its prompt is padded to the capacity, so that all lengths share a program."""
     capacity = validate.capacity(options.get("capacity"))
     if capacity is None:

@@ -31,12 +31,20 @@ def init(drafter: Drafter, context: Context, prefilled: Prefilled, slots: int) -
 
 
 def extend(drafter: Drafter, state: Any, context: Context, prefilled: Prefilled, start: Int[Array, "b"]) -> Any:
-    """Returns a drafter's state for another text with a shared prefix, as `Drafter.extend` does."""
+    """Returns a drafter's state for another text with a shared prefix, as `Drafter.extend` does.
+
+    Raises:
+      NotImplementedError: the drafter cannot continue a text, or reads captured states of texts that may outgrow it.
+    """
     slots = context.tokens.shape[1]
     if _holds(drafter, slots):
         return drafter.extend(state, context, prefilled, start)
-    seen, most = _seen(drafter, context, slots), _slots(drafter, slots)
-    prefilled = dataclasses.replace(prefilled, hidden=tuple(x[:, :most] for x in prefilled.hidden))
+    if prefilled is not None and prefilled.hidden:  # from `start` on, there may be more states than slots
+        raise NotImplementedError(
+            f"{type(drafter).__name__} cannot continue a text that may outgrow its context of "
+            f"{drafter.info.context_length} tokens; feed the whole text and call init"
+        )
+    seen = _seen(drafter, context, slots)
     return drafter.extend(state, seen, prefilled, jnp.minimum(start, seen.length - 1))
 
 

@@ -3,6 +3,12 @@
 from etils import epy as _epy
 
 with _epy.lazy_api_imports(globals()):
+    from jaxspec.decoding.feeding import (
+        Feeding as Feeding,
+        begin_feeding as begin_feeding,
+        feed_some as feed_some,
+        ready as ready,
+    )
     from jaxspec.decoding.slots import (
         Advance as Advance,
         Slots as Slots,
