@@ -77,7 +77,7 @@ def run(options: Options) -> None:
         **weighted,
     )
     bar = _Progress()
-    with Engine(target, drafter, slots=options.slots, capacity=options.capacity) as engine:
+    with Engine(target, drafter, slots=options.slots, capacity=options.capacity, prompt_share=1.0) as engine:
         failed = complete_file(engine, options.prompts, options.out, progress=bar, **options.decoding.keywords())
     bar.close()
     if failed:

@@ -1,7 +1,7 @@
 """Defines `Engine`, which decodes requests that come and go on one thread.
 
 a turn     1  drops what was cancelled or is out of time
-           2  feeds one prompt, if a slot is free, or all of them if nobody is decoding
+           2  feeds chunks of a prompt, if a slot is free and the share of the time for prompts is not used up
            3  runs some rounds of each group of rows that share a program
            4  hands out text, and frees the slots of rows that ended
 """
@@ -15,10 +15,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Self
 
 from jaxspec.core import validate
+from jaxspec.core.programs import PROGRAMS
 from jaxspec.decoding.generate import finish
 from jaxspec.decoding.room import bucket
 from jaxspec.serving.group import Group, signature
 from jaxspec.serving.handle import CancelledError, Handle
+from jaxspec.serving.prompt import Prompt
+from jaxspec.serving.share import Share
 from jaxspec.text.decoder import SpeculativeDecoder
 from jaxspec.text.request import TextOptions, TextRequest
 from jaxspec.text.result import RowText, TextResult, Timing, collect, new_rows
@@ -30,6 +33,8 @@ from jaxspec.verifiers.table import seeded_verifier
 _CAPACITY = 1024
 # The largest number of rounds of one turn, after which text is handed out.
 _ROUNDS = 4
+# The number of chunks of a prompt that are fed at a time while rows are decoded, and while there are none.
+_CHUNKS, _IDLE_CHUNKS = 1, 4
 # Turns after which a waiting request counts as one of the next higher priority.
 _AGEING = 1000
 
@@ -87,6 +92,7 @@ class Engine:
         slots: int = 8,
         capacity: int | None = None,
         most_waiting: int | None = None,
+        prompt_share: float = 0.5,
         **options: Any,
     ) -> None:
         """Loads the models, and starts the thread.
@@ -98,6 +104,8 @@ class Engine:
           capacity: the number of tokens that a row has room for, prompt included; `None` is the model's context, at
             most 1,024. Rounded up to 16, 24, 32, 48, 64, ...
           most_waiting: the number of requests that may wait; `None` means any number.
+          prompt_share: the largest share of the time in which prompts are fed while rows are decoded. With 1, a free
+            slot is filled first, which is the fastest if nobody reads along; less keeps the pauses of rows short.
           **options: the other arguments of `SpeculativeDecoder`.
 
         Raises:
@@ -106,6 +114,9 @@ class Engine:
         validate.counts("Engine", slots=slots)
         if most_waiting is not None:
             validate.counts("Engine", most_waiting=most_waiting)
+        validate.in_range("Engine", prompt_share=(prompt_share, 0.0, 1.0))
+        if prompt_share == 0:
+            raise ValueError("prompt_share of Engine must be above 0, got 0, with which no prompt is ever fed")
         given = validate.capacity(capacity)
         self._verifier: Verifier | None = options.get("verifier")
         self.decoder = SpeculativeDecoder(target, drafter, **options)
@@ -116,6 +127,8 @@ class Engine:
         self._waiting: list[tuple[int, int, _Job]] = []
         self._numbers = itertools.count()
         self._groups: dict[Hashable, Group[_Job]] = {}
+        self._prompt: Prompt[_Job] | None = None
+        self._share = Share(prompt_share)
         self._news = threading.Condition()
         self._closing = self._drain = False
         self._failure: BaseException | None = None
@@ -174,7 +187,11 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """The number of requests that are being decoded."""
+        """The number of requests that are being decoded, or whose prompt is being fed."""
+        return self._decoded + (self._prompt is not None)
+
+    @property
+    def _decoded(self) -> int:
         return sum(len(group.live) for group in list(self._groups.values()))
 
     def close(self, *, drain: bool = False) -> None:
@@ -230,18 +247,19 @@ class Engine:
             return not self._closing or (self._drain and bool(self._waiting or self.running))
 
     def _turn(self) -> None:
-        self._drop_waiting()
-        idle = self.running == 0
-        while self._feed_next() and idle:
+        while self._feed():
             pass
+        began = _work_time()
         for key, group in list(self._groups.items()):
             if group.live:
                 self._advance(group)
             group.settle()
             if not group.live and len(self._groups) > 1:
                 del self._groups[key]  # with its caches
+        self._share.decoded(_work_time() - began)
 
-    def _drop_waiting(self) -> None:
+    def _drop(self) -> None:
+        """Ends requests that were cancelled or are out of time, before they have a slot."""
         with self._news:
             over = [(entry, reason) for entry in self._waiting if (reason := entry[2].over)]
             for entry, _ in over:
@@ -249,33 +267,57 @@ class Engine:
             heapq.heapify(self._waiting)
         for (_, _, job), reason in over:
             job.handle.end(reason)
+        if self._prompt is not None and (reason := self._prompt.job.over):
+            self._prompt.job.handle.end(reason)
+            self._prompt = None
 
-    def _feed_next(self) -> bool:
-        """Starts the next request, if a slot is free; returns whether it did."""
+    def _feed(self) -> bool:
+        """Feeds chunks of the next prompt, if it is the turn of prompts; returns whether it was."""
+        self._drop()
+        if self._closing and not self._drain:
+            return False
+        decoded = self._decoded
+        if decoded == 0:
+            self._share.forgive()
+        if not self._share.allows or (self._prompt is None and (not self._waiting or decoded >= self.slots)):
+            return False
+        began = _work_time()
+        if self._prompt is None:
+            self._take_up()
+        if (prompt := self._prompt) is not None:
+            if prompt.left > 0:
+                prompt.feed(_CHUNKS if decoded else _IDLE_CHUNKS)
+            if prompt.left == 0:
+                self._start(prompt)
+        if decoded:
+            self._share.fed(_work_time() - began)
+        return True
+
+    def _take_up(self) -> None:
+        """Begins the next request, or decodes its text if it cannot share a program."""
         with self._news:
-            if not self._waiting or self.running >= self.slots:
-                return False
+            if not self._waiting:
+                return
             job = heapq.heappop(self._waiting)[2]
         try:
-            self._start(job)
+            if job.request.grammars:
+                self._follow(job)
+            else:
+                self._prompt = Prompt(job, job.request.arguments)
         except BaseException as error:  # the request is in no list that `_end_all` reads
             job.handle.end(error)
             raise
-        return True
 
-    def _start(self, job: _Job) -> None:
-        """Feeds a prompt and gives it a slot, or decodes a text that cannot share a program."""
-        if job.request.grammars:
-            self._follow(job)
-            return
-        arguments = job.request.arguments
-        key = signature(arguments)
+    def _start(self, prompt: Prompt[_Job]) -> None:
+        """Gives a slot to a prompt that was fed."""
+        key = signature(prompt.arguments)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(arguments, self.slots, _ROUNDS)
-        slot = group.add(job, arguments)
-        if slot is not None:
-            self._complete(group, slot, job)
+            group = self._groups[key] = Group(prompt.arguments, self.slots, _ROUNDS)
+        slot = group.add(prompt.job, prompt.feeding)
+        self._prompt = None
+        if prompt.done:
+            self._complete(group, slot, prompt.job)
 
     def _follow(self, job: _Job) -> None:
         """Decodes a text whose grammar the host follows, without the others."""
@@ -327,8 +369,16 @@ class Engine:
         with self._news:
             jobs = [job for _, _, job in self._waiting]
             self._waiting.clear()
+        if self._prompt is not None:
+            jobs.append(self._prompt.job)
+            self._prompt = None
         for group in self._groups.values():
             jobs += group.live.values()
         self._groups.clear()
         for job in jobs:
             job.handle.end(reason)
+
+
+def _work_time() -> float:
+    """Returns a time in seconds that stands still while a program compiles."""
+    return time.perf_counter() - PROGRAMS.first_seconds

@@ -15,14 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jaxspec.core.model import Model
 from jaxspec.core.rows import RowAxes
 from jaxspec.core.state import GenerationState
 from jaxspec.decoding.answers import state_axes
-from jaxspec.decoding.generate import initial_state, round_of, start
+from jaxspec.decoding.feeding import Feeding, ready
+from jaxspec.decoding.generate import initial_state, round_of
 from jaxspec.decoding.options import Arguments
 from jaxspec.decoding.round import Round
 from jaxspec.decoding.rounds import jit_of
 from jaxspec.decoding.slots import Advance, Slots, insert, release, run_rounds, take
+from jaxspec.drafters.base import Drafter
 
 _Job = TypeVar("_Job")
 
@@ -62,16 +65,15 @@ class Group(Generic[_Job]):
         self._slots: Slots | None = None
         self._calm = 0
 
-    def add(self, job: _Job, arguments: Arguments) -> int | None:
-        """Feeds a prompt and puts the row into a free slot; returns the slot if the row has ended, without a budget."""
-        row = start(arguments)
-        row_done = bool(jax.device_get(row.done)[0])
+    def add(self, job: _Job, feeding: Feeding) -> int:
+        """Puts the row of a prompt that was fed into a free slot, and returns the slot."""
         if len(self.live) == self.width:
-            self._resize(max(1, min(2 * self.width, self._most)), row)
+            self._resize(max(1, min(2 * self.width, self._most)), feeding.row)
         slot = next(slot for slot in range(self.width) if slot not in self.live)
-        self._slots = self._jit(insert, "slots")(slots=self._slots, row=row, slot=np.int32(slot))
+        put = self._jit(_put, "slots", models=(self._round.target, self._round.drafter))
+        self._slots = put(slots=self._slots, feeding=feeding, slot=np.int32(slot))
         self.live[slot] = job
-        return slot if row_done else None
+        return slot
 
     def advance(self, most: int, until_end: bool) -> Advance:
         """Runs up to `most` rounds over the taken slots, and returns what they emitted, on the host."""
@@ -133,6 +135,10 @@ def _advance(
     until_end: Bool[jax.Array, ""],
 ) -> tuple[Slots, Advance]:
     return run_rounds(one, release(slots, free), rounds, most, until_end)
+
+
+def _put(target: Model, drafter: Drafter, slots: Slots, feeding: Feeding, slot: Int[jax.Array, ""]) -> Slots:
+    return insert(slots, ready(target, drafter, feeding), slot)
 
 
 def _repeated(row: GenerationState, axes: RowAxes, count: int) -> Slots:

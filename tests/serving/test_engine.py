@@ -1,14 +1,19 @@
 """Requests that come and go have the texts of separate calls."""
 
 import asyncio
+import importlib
+import itertools
 import random
 
 import pytest
 
 import jaxspec
 from jaxspec.serving import CancelledError, group
+from jaxspec.serving.prompt import Prompt
 from tests._fixtures import text_models
+from tests._fixtures.chunked import chunked
 
+engine_module = importlib.import_module("jaxspec.serving.engine")
 CAPACITY = 64
 TEXTS = ["the sea", "hello world", "a", "grüße", "one two three", "the sea is wide"]
 KINDS = {
@@ -98,6 +103,69 @@ def test_cancelled_and_late_requests_free_their_slots(engine, target):
     check(engine, target, [("hello world", {"temperature": 0, "max_new_tokens": 4})])
 
 
+@pytest.fixture
+def turns(monkeypatch):
+    """The order in which prompts were fed and rows decoded, and what to do after a prompt was fed."""
+    log, after = [], []
+    feed, advance = Prompt.feed, group.Group.advance
+
+    def fed(self, chunks):
+        log.append("feed")
+        feed(self, chunks)
+        for act in after:
+            act(self.job, log.count("feed"))
+
+    def advanced(self, *args):
+        log.append("advance")
+        return advance(self, *args)
+
+    clock = itertools.count()
+    monkeypatch.setattr(engine_module, "_work_time", lambda: next(clock))  # a turn of either kind takes a second
+    monkeypatch.setattr(Prompt, "feed", fed)
+    monkeypatch.setattr(group.Group, "advance", advanced)
+    return log, after
+
+
+LONG = "the sea is wide and the sea is deep, hello world, hello there"
+NEIGHBOR = ("one two", {"temperature": 0, "max_new_tokens": 40, "stop_tokens": ()})
+
+
+def test_a_neighbor_is_decoded_between_the_chunks_of_a_long_prompt(target, turns):
+    log, _ = turns
+    short = chunked(target, 4)
+    chunks = -(-(len(target.traits.tokenizer.encode(LONG)) - 1) // 4)
+    with jaxspec.Engine(short, "ngram", k=2, slots=2, capacity=CAPACITY) as engine:
+        with engine._news:  # both wait before the first turn
+            asked = [NEIGHBOR, (LONG, {"temperature": 0, "max_new_tokens": 4})]
+            handles = [engine.submit(prompt, **options) for prompt, options in asked]
+        results = [handle.result(timeout=60.0) for handle in handles]
+    assert [result.token_ids for result in results] == [alone(short, *one).token_ids for one in asked]
+    assert chunks >= 4 and log.count("feed") == 1 + chunks
+    assert log[:9] == ["feed", *["feed", "advance"] * 4]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["cancelled", "late"])
+def test_a_prompt_is_dropped_while_it_is_fed(target, turns, late):
+    log, after = turns
+
+    def drop(job, feeds):
+        if feeds == 3 and late:  # the neighbor's, and two of the long prompt's
+            job.deadline = 0.0
+        elif feeds == 3:
+            job.handle.cancel()
+
+    after.append(drop)
+    short = chunked(target, 4)
+    with jaxspec.Engine(short, "ngram", k=2, slots=2, capacity=CAPACITY) as engine:
+        with engine._news:
+            neighbor, dropped = engine.submit(NEIGHBOR[0], **NEIGHBOR[1]), engine.submit(LONG, max_new_tokens=4)
+        with pytest.raises(TimeoutError if late else CancelledError):
+            dropped.result(timeout=60.0)
+        assert neighbor.result(timeout=60.0).token_ids == alone(short, *NEIGHBOR).token_ids
+        assert log.count("feed") == 3
+        check(engine, short, [("hello", {"temperature": 0, "max_new_tokens": 2})])
+
+
 def test_an_event_loop_reads_texts_while_others_are_decoded(engine):
     async def read(handle):
         return "".join([piece async for piece in handle])
@@ -124,6 +192,10 @@ def test_wrong_requests_leave_the_engine_alone(engine, target):
         engine.submit("the sea", no_such_option=1)
     with pytest.raises(ValueError, match="timeout"):
         engine.submit("the sea", timeout=-1.0)
+    with pytest.raises(ValueError, match="prompt_share between 0.0 and 1.0, got 2.0"):
+        jaxspec.Engine(target, "ngram", prompt_share=2.0)
+    with pytest.raises(ValueError, match="prompt_share of Engine must be above 0"):
+        jaxspec.Engine(target, "ngram", prompt_share=0)
     check(engine, target, [("hello world", {"temperature": 0, "max_new_tokens": 4})])
 
 
@@ -146,7 +218,7 @@ def test_a_prompt_that_cannot_be_fed_is_reported(target, monkeypatch):
     """Its request is neither waiting nor in a slot."""
     with jaxspec.Engine(target, "ngram", k=2, slots=2, capacity=CAPACITY) as engine:
 
-        def fail(self, job, arguments):
+        def fail(self, job, feeding):
             raise MemoryError("no memory is left")
 
         monkeypatch.setattr(group.Group, "add", fail)
