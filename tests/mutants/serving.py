@@ -2,11 +2,20 @@
 
 from tests.mutants.mutant import Mutant
 
-_SLOTS, _ENGINE, _FILES = (
+_SLOTS, _FEEDING, _ENGINE, _FILES = (
     "tests/decoding/test_slots.py",
+    "tests/decoding/test_feeding.py",
     "tests/serving/test_engine.py",
     "tests/serving/test_completion.py",
 )
+_FEED = "decoding/feeding.py"
+_EXACT = "tests/decoding/test_slots_exact.py::test_requests_in_two_slots_have_the_joint_distribution_of_lone_calls"
+_PUT = "state=slots.axes.insert(slots.state, row, slot)"
+
+
+def _put(change: str) -> str:
+    return f"state=(lambda x, old: {change})(slots.axes.insert(slots.state, row, slot), slots.state)"
+
 
 MUTANTS = (
     Mutant(
@@ -44,5 +53,72 @@ MUTANTS = (
         "length = jnp.where(which, 1, context.length)",
         "length = context.length",
         (f"{_SLOTS}::test_a_released_slot_is_free",),
+    ),
+    Mutant(
+        "a head does not read the last state of the chunk before",
+        _FEED,
+        "start = jnp.clip(begun - 1, 0, width - count)",
+        "start = jnp.clip(begun, 0, width - count)",
+        (f"{_FEEDING}::test_rows_have_the_tokens_of_a_lone_call[eagle | default | sampled]",),
+        slow=True,
+    ),
+    Mutant(
+        "a chunk that is fed later begins the prompt again",
+        _FEED,
+        "fori_loop(feeding.fed, stop, feed, carry)",
+        "fori_loop(0 * feeding.fed, stop - feeding.fed, feed, carry)",
+        (f"{_FEEDING}::test_rows_have_the_tokens_of_a_lone_call[ngram | default | greedy]",),
+    ),
+    Mutant(
+        "a drafter that cannot continue has read one token of its prompt",
+        _FEED,
+        "    if feeding.by_chunk:\n        return feeding.row",
+        "    if True:\n        return feeding.row",
+        (f"{_FEEDING}::test_a_drafter_that_cannot_continue_reads_the_prompt_at_the_end",),
+        slow=True,
+    ),
+    Mutant(
+        "rows wait for the end of a long prompt",
+        "serving/engine.py",
+        "self._share.fed(_work_time() - began)",
+        "pass",
+        (f"{_ENGINE}::test_a_neighbor_is_decoded_between_the_chunks_of_a_long_prompt",),
+    ),
+    Mutant(
+        "a prompt is fed to its end though it was cancelled",
+        "serving/engine.py",
+        "if self._prompt is not None and (reason := self._prompt.job.over):",
+        "if False and self._prompt is not None and (reason := self._prompt.job.over):",
+        (f"{_ENGINE}::test_a_prompt_is_dropped_while_it_is_fed",),
+    ),
+    Mutant(
+        "a row is drawn with the key of its neighbor",
+        "decoding/slots.py",
+        _PUT,
+        _put("dataclasses.replace(x, keys=jnp.roll(x.keys, 1))"),
+        (_EXACT,),
+        slow=True,
+    ),
+    Mutant(
+        "a row has the length of the slot's previous owner",
+        "decoding/slots.py",
+        _PUT,
+        _put("dataclasses.replace(x, context=dataclasses.replace(x.context, length=old.context.length))"),
+        (f"{_SLOTS}::test_rows_have_the_tokens_of_a_lone_call[ngram | default | greedy]",),
+    ),
+    Mutant(
+        "a row has the tokens of the slot's previous owner",
+        "decoding/slots.py",
+        _PUT,
+        _put("dataclasses.replace(x, context=dataclasses.replace(x.context, tokens=old.context.tokens))"),
+        (f"{_SLOTS}::test_rows_have_the_tokens_of_a_lone_call[ngram | default | greedy]",),
+    ),
+    Mutant(
+        "a row drafts with the state of the slot's previous owner",
+        "decoding/slots.py",
+        _PUT,
+        _put("dataclasses.replace(x, drafter_state=old.drafter_state)"),
+        (_EXACT,),
+        slow=True,
     ),
 )
