@@ -40,6 +40,7 @@ class Feeding:
       hidden: the target's captured states of the fed tokens, for the drafter.
       fed: the number of chunks that were fed.
       left: the number of chunks that are missing.
+      reused: the number of tokens whose chunks came from another row (`reuse`).
       width: the number of tokens that a prompt is padded to.
       by_chunk: whether the drafter reads each chunk when it is fed; otherwise it reads the prompt at the end.
 
@@ -53,6 +54,7 @@ class Feeding:
     hidden: tuple[Float[Array, "1 s d"], ...]
     fed: Int[Array, ""]
     left: Int[Array, ""]
+    reused: Int[Array, ""]
     width: int = dataclasses.field(metadata={"static": True})
     by_chunk: bool = dataclasses.field(metadata={"static": True})
 
@@ -107,7 +109,8 @@ def feed_some(target: Model, drafter: Drafter | None, feeding: Feeding, chunks: 
         cache = cache.truncate(end)
         if feeding.by_chunk:
             prefilled = Prefilled(cache, hidden)
-            drafter_state = _read_chunk(drafter, drafter_state, row.context.of(target), prefilled, text, index, width)
+            span = _Span(text, index, feeding.reused, width)
+            drafter_state = _read_chunk(drafter, drafter_state, row.context.of(target), prefilled, span)
         return cache, hidden, drafter_state
 
     stop = jnp.minimum(feeding.fed + to_int32(chunks), feeding.fed + feeding.left)
@@ -158,46 +161,57 @@ def start_feeding(arguments: Arguments) -> Feeding:
     row, zero = row.with_done(replicate(row.done)), jnp.int32(0)
     text = Chunks.of(target, row.tokens[:, :width], row.length - 1, drafter.capture)
     with traced_for(target):
-        hidden = text.blank(row.cache)
+        # One more, so that windows of one chunk and one token fit.
+        hidden = tuple(jnp.pad(x, ((0, 0), (0, 1), (0, 0))) for x in text.blank(row.cache))
         # The drafter's state of a text of one token, of which nothing is read.
         context = row.context.of(target)
         seen = read_by_drafter(context, row.cache, row.tokens[:, :width], jnp.ones_like(row.length))
         first = Prefilled(row.cache, tuple(x[:, :1] for x in hidden))
         state = bounded.init(drafter, seen, first, row.tokens.shape[1])
-        by_chunk = _reads_chunks(drafter, state, context, Prefilled(row.cache, hidden), text, width)
+        span = _Span(text, zero, zero, width)
+        by_chunk = _reads_chunks(drafter, state, context, Prefilled(row.cache, hidden), span)
     row = dataclasses.replace(row, drafter_state=state)
-    return Feeding(row, hidden, zero, replicate(jnp.where(row.done[0], 0, text.count)), width, by_chunk)
+    left = replicate(jnp.where(row.done[0], 0, text.count))
+    return Feeding(row, hidden, zero, left, zero, width, by_chunk)
 
 
-def _read_chunk(
-    drafter: Drafter,
-    state: Any,
-    context: Context,
-    prefilled: Prefilled,
-    text: Chunks,
-    index: Int[Array, ""],
-    width: int,
-) -> Any:
+@dataclasses.dataclass(frozen=True)
+class _Span:
+    """Locates a chunk in a text of at most `width` tokens, of which `reused` were not fed."""
+
+    text: Chunks
+    index: Int[Array, ""]
+    reused: Int[Array, ""]
+    width: int
+
+    @property
+    def end(self) -> Int[Array, "1"]:
+        """The number of tokens that are fed after it."""
+        return jnp.minimum(self.text.start(self.index) + self.text.size, self.text.goal)
+
+    def states(self, hidden: tuple[Float[Array, "1 s d"], ...]) -> tuple[Int[Array, ""], tuple[Array, ...]]:
+        """Returns the chunk's states and the one before them, which is known if it was fed, and the first's index.
+
+        A head pairs the last state of a chunk with the first token of the next one.
+        """
+        count = min(self.text.size, self.width) + 1
+        start = jnp.clip(self.text.start(self.index) - 1, self.reused, self.width + 1 - count)
+        return start, tuple(jax.lax.dynamic_slice_in_dim(x, start, count, axis=1) for x in hidden)
+
+
+def _read_chunk(drafter: Drafter, state: Any, context: Context, prefilled: Prefilled, span: _Span) -> Any:
     """Returns the drafter's state after a chunk, as that of a text which ends one token later."""
-    begun = text.start(index)
-    end = jnp.minimum(begun + text.size, text.goal)
-    seen = read_by_drafter(context, prefilled.cache, context.tokens, end + 1)
+    seen = read_by_drafter(context, prefilled.cache, context.tokens, span.end + 1)
+    start = span.index * span.text.size  # what a draft model has read
     if drafter.capture:
-        # The last state of the chunk before is read again: a head pairs it with the first token of this one.
-        count = min(text.size + 1, width)
-        start = jnp.clip(begun - 1, 0, width - count)
-        piece = tuple(jax.lax.dynamic_slice_in_dim(x, start, count, axis=1) for x in prefilled.hidden)
-        prefilled = dataclasses.replace(prefilled, hidden=piece)
-    else:
-        start = index * text.size  # what a draft model has read
-    return bounded.extend(drafter, state, seen, prefilled, jnp.broadcast_to(start, end.shape))
+        start, hidden = span.states(prefilled.hidden)
+        prefilled = dataclasses.replace(prefilled, hidden=hidden)
+    return bounded.extend(drafter, state, seen, prefilled, jnp.broadcast_to(start, span.end.shape))
 
 
-def _reads_chunks(
-    drafter: Drafter, state: Any, context: Context, prefilled: Prefilled, text: Chunks, width: int
-) -> bool:
+def _reads_chunks(drafter: Drafter, state: Any, context: Context, prefilled: Prefilled, span: _Span) -> bool:
     """Returns whether the drafter can continue a prompt that it has read in part."""
-    read = lambda state: _read_chunk(drafter, state, context, prefilled, text, jnp.int32(0), width)  # noqa: E731
+    read = lambda state: _read_chunk(drafter, state, context, prefilled, span)  # noqa: E731
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     try:
         held, before, after = jax.eval_shape(lambda state: (drafter.held(state), state, read(state)), state)

@@ -16,10 +16,13 @@ from typing import Any, Self
 
 from jaxspec.core import validate
 from jaxspec.core.programs import PROGRAMS
+from jaxspec.core.results import Generation, Status
+from jaxspec.core.state import GenerationState
 from jaxspec.decoding.generate import finish
 from jaxspec.decoding.room import bucket
 from jaxspec.serving.group import Group, signature
 from jaxspec.serving.handle import CancelledError, Handle
+from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.prompt import Prompt
 from jaxspec.serving.share import Share
 from jaxspec.text.decoder import SpeculativeDecoder
@@ -35,6 +38,8 @@ _CAPACITY = 1024
 _ROUNDS = 4
 # The number of chunks of a prompt that are fed at a time while rows are decoded, and while there are none.
 _CHUNKS, _IDLE_CHUNKS = 1, 4
+# The bytes of texts that have ended.
+_PREFIX_BYTES = 2**28
 # Turns after which a waiting request counts as one of the next higher priority.
 _AGEING = 1000
 
@@ -51,6 +56,7 @@ class _Job:
     first: tuple[float | None, int] = (None, 0)
     tokens: int = 0
     cancelled: bool = False
+    prompt: Prompt["_Job"] | None = None
 
     @property
     def over(self) -> BaseException | None:
@@ -76,6 +82,7 @@ class Engine:
       decoder: encodes prompts, and holds the models.
       slots: the number of rows that are decoded at a time.
       capacity: the number of tokens that a row has room for, prompt included.
+      reused_tokens: the number of tokens of prompts that were not fed, as an earlier text begins with them.
 
     Example:
         >>> with jaxspec.Engine(target, "ngram", slots=2, capacity=32) as engine:
@@ -93,6 +100,7 @@ class Engine:
         capacity: int | None = None,
         most_waiting: int | None = None,
         prompt_share: float = 0.5,
+        prefix_bytes: int = _PREFIX_BYTES,
         **options: Any,
     ) -> None:
         """Loads the models, and starts the thread.
@@ -106,6 +114,8 @@ class Engine:
           most_waiting: the number of requests that may wait; `None` means any number.
           prompt_share: the largest share of the time in which prompts are fed while rows are decoded. With 1, a free
             slot is filled first, which is the fastest if nobody reads along; less keeps the pauses of rows short.
+          prefix_bytes: the bytes of caches of texts that have ended, which prompts that begin like them are continued
+            from; 0 keeps none.
           **options: the other arguments of `SpeculativeDecoder`.
 
         Raises:
@@ -117,18 +127,20 @@ class Engine:
         validate.in_range("Engine", prompt_share=(prompt_share, 0.0, 1.0))
         if prompt_share == 0:
             raise ValueError("prompt_share of Engine must be above 0, got 0, with which no prompt is ever fed")
+        validate.integers("Engine", prefix_bytes=(prefix_bytes, 0, 2**62))
         given = validate.capacity(capacity)
         self._verifier: Verifier | None = options.get("verifier")
         self.decoder = SpeculativeDecoder(target, drafter, **options)
         context = self.decoder.target.context_length
         room = bucket(given or min(_CAPACITY, context or _CAPACITY))
         self.capacity = room if context is None else min(room, context)
-        self.slots, self._most_waiting = int(slots), most_waiting
+        self.slots, self._most_waiting, self.reused_tokens = int(slots), most_waiting, 0
         self._waiting: list[tuple[int, int, _Job]] = []
         self._numbers = itertools.count()
         self._groups: dict[Hashable, Group[_Job]] = {}
         self._prompt: Prompt[_Job] | None = None
         self._share = Share(prompt_share)
+        self._prefixes = Prefixes(int(prefix_bytes))
         self._news = threading.Condition()
         self._closing = self._drain = False
         self._failure: BaseException | None = None
@@ -303,7 +315,9 @@ class Engine:
             if job.request.grammars:
                 self._follow(job)
             else:
-                self._prompt = Prompt(job, job.request.arguments)
+                self._prompt = job.prompt = Prompt(job, job.request.arguments, job.request.prompts[0])
+                self._prompt.take_from(self._prefixes)
+                self.reused_tokens += self._prompt.reused
         except BaseException as error:  # the request is in no list that `_end_all` reads
             job.handle.end(error)
             raise
@@ -314,7 +328,7 @@ class Engine:
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Group(prompt.arguments, self.slots, _ROUNDS)
-        slot = group.add(prompt.job, prompt.feeding)
+        slot = group.add(prompt.job, prompt.finish())
         self._prompt = None
         if prompt.done:
             self._complete(group, slot, prompt.job)
@@ -357,13 +371,22 @@ class Engine:
 
     def _complete(self, group: Group[_Job], slot: int, job: _Job) -> None:
         """Hands out the result of a row that has ended, and frees its slot."""
-        generation = finish(group.take(slot), lossless=job.request.arguments.verifier.lossless)
+        row = group.take(slot)
+        generation = finish(row, lossless=job.request.arguments.verifier.lossless)
         timing = Timing(time.perf_counter() - job.began, job.tokens, *job.first)
         try:
             job.handle.end(collect(job.request, [job.text], generation, timing)[0])
         except (FloatingPointError, ValueError) as error:  # of this request alone
             job.handle.end(error)
         group.release(slot)
+        self._keep(job, row, generation)
+
+    def _keep(self, job: _Job, row: GenerationState, generation: Generation) -> None:
+        """Keeps the caches of a text that has ended."""
+        prompt = job.prompt
+        if prompt is not None and prompt.continues and generation.status[0] == Status.OK:
+            new = generation.tokens[0, : int(generation.length[0])].tolist()
+            self._prefixes.add(prompt.prefix(row, [*prompt.ids, *new], self.slots))
 
     def _end_all(self, reason: BaseException) -> None:
         with self._news:

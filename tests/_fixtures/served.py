@@ -74,9 +74,9 @@ def policies(policy):
     return lambda index: jaxspec.Sampling(temperatures[index], top_p=0.9) if sampled else jaxspec.Greedy()
 
 
-def check(target, drafter, verifier, policy_of, count=9, feed=jaxspec.serving.feed):
-    """Compares tokens, stop reasons and numbers of rounds."""
-    asked = requests(count, target.vocab_size)
+def check(target, drafter, verifier, policy_of, asked=None, feed=jaxspec.serving.feed):
+    """Compares tokens, stop reasons and numbers of rounds; `None` asks nine random requests."""
+    asked = requests(9, target.vocab_size) if asked is None else asked
     found = serve(target, drafter, verifier, asked, policy_of, feed=feed)
     for index, ((prompt, options), result) in enumerate(zip(asked, found, strict=True)):
         alone = jaxspec.generate(

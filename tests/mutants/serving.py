@@ -2,9 +2,11 @@
 
 from tests.mutants.mutant import Mutant
 
-_SLOTS, _FEEDING, _ENGINE, _FILES = (
+_SLOTS, _FEEDING, _REUSE, _PREFIXES, _ENGINE, _FILES = (
     "tests/decoding/test_slots.py",
     "tests/decoding/test_feeding.py",
+    "tests/decoding/test_reuse.py",
+    "tests/serving/test_prefixes.py",
     "tests/serving/test_engine.py",
     "tests/serving/test_completion.py",
 )
@@ -57,8 +59,8 @@ MUTANTS = (
     Mutant(
         "a head does not read the last state of the chunk before",
         _FEED,
-        "start = jnp.clip(begun - 1, 0, width - count)",
-        "start = jnp.clip(begun, 0, width - count)",
+        "jnp.clip(self.text.start(self.index) - 1, self.reused, self.width + 1 - count)",
+        "jnp.clip(self.text.start(self.index), self.reused, self.width + 1 - count)",
         (f"{_FEEDING}::test_rows_have_the_tokens_of_a_lone_call[eagle | default | sampled]",),
         slow=True,
     ),
@@ -120,5 +122,41 @@ MUTANTS = (
         _put("dataclasses.replace(x, drafter_state=old.drafter_state)"),
         (_EXACT,),
         slow=True,
+    ),
+    Mutant(
+        "a head's last reused entry belongs to another token",
+        "serving/prefixes.py",
+        "min(alike - 1, len(tokens) - 2, one.valid)",
+        "min(alike, len(tokens) - 2, one.valid)",
+        (f"{_PREFIXES}::test_whole_chunks_are_taken",),
+    ),
+    Mutant(
+        "more is taken of a text than its caches hold",
+        "serving/prefixes.py",
+        "min(alike - 1, len(tokens) - 2, one.valid)",
+        "min(alike - 1, len(tokens) - 2)",
+        (f"{_PREFIXES}::test_no_more_is_taken_than_is_valid_and_allowed",),
+    ),
+    Mutant(
+        "a text counts as held though its head has read less",
+        "decoding/reuse.py",
+        "held = least_held(cache.length, drafter.held(drafter_state))",
+        "held = cache.length",
+        (f"{_REUSE}::test_what_a_head_has_not_read_is_not_held",),
+    ),
+    Mutant(
+        "a head reads a state that was never computed",
+        "decoding/feeding.py",
+        "jnp.clip(self.text.start(self.index) - 1, self.reused, self.width + 1 - count)",
+        "jnp.clip(self.text.start(self.index) - 1, 0, self.width + 1 - count)",
+        (f"{_REUSE}::test_rows_have_the_tokens_of_a_lone_call[eagle | default | sampled]",),
+        slow=True,
+    ),
+    Mutant(
+        "a text that was taken from is lost",
+        "decoding/reuse.py",
+        "cache, drafter_state = jax.tree.map(jnp.copy, (cache, drafter_state))",
+        "pass",
+        (f"{_ENGINE}::test_a_prompt_that_begins_like_an_earlier_text_is_not_fed_from_its_first_token",),
     ),
 )

@@ -144,6 +144,19 @@ def test_a_neighbor_is_decoded_between_the_chunks_of_a_long_prompt(target, turns
     assert log[:9] == ["feed", *["feed", "advance"] * 4]
 
 
+def test_a_prompt_that_begins_like_an_earlier_text_is_not_fed_from_its_first_token(target):
+    short, asked = chunked(target, 4), {"temperature": 0, "max_new_tokens": 4, "stop_tokens": ()}
+    chunks = (len(target.traits.tokenizer.encode(LONG)) - 1) // 4
+    with jaxspec.Engine(short, "ngram", k=2, slots=2, capacity=CAPACITY) as engine:
+        check(engine, short, [(LONG, asked)])
+        check(engine, short, [(LONG + ending, {**asked, "min_new_tokens": 2}) for ending in (" one", " two", "")])
+        assert engine.reused_tokens >= 3 * 4 * (chunks - 1) > 0
+    with jaxspec.Engine(short, "ngram", k=2, slots=2, capacity=CAPACITY, prefix_bytes=0) as engine:
+        check(engine, short, [(LONG, asked)])
+        check(engine, short, [(LONG, asked)])
+        assert engine.reused_tokens == 0
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["cancelled", "late"])
 def test_a_prompt_is_dropped_while_it_is_fed(target, turns, late):
     log, after = turns
