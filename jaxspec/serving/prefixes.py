@@ -53,7 +53,7 @@ class Prefixes:
         return len(self._kept)
 
     def add(self, new: Prefix) -> None:
-        """Keeps a text, in place of those that it begins with."""
+        """Keeps a text, and drops those that it begins with."""
         if new.size > self._most or new.valid <= 0:
             return
         covers = lambda old: old.kind == new.kind and _alike(old.tokens[: old.valid + 1], new.tokens) > old.valid  # noqa: E731

@@ -17,7 +17,7 @@ from jaxspec.serving.prefixes import Prefix, Prefixes, kind_of
 
 _Job = TypeVar("_Job")
 
-# The most tokens of a pass that native kernels compute one by one, whatever the type of the weights.
+# The most tokens of a pass that native kernels compute one by one, for weights of any type.
 _BY_TOKEN = 96
 
 

@@ -18,7 +18,6 @@ from tests._fixtures.recurrent import recurrent_model
 from tests._fixtures.served import CAPACITY, CASES, check, policies, requests
 
 CHUNK = 3
-QUICK = ("ngram | default | greedy",)
 # Of each drafter in the table of recorded tokens.
 EACH = [name for name in CASES if name.endswith("default | sampled")]
 some = jax.jit(feed_some, donate_argnums=2)
@@ -33,35 +32,34 @@ def feed(target, drafter, prompt, **options):
     return ready(target, drafter, feeding)
 
 
-def marked(names):
-    return [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in names]
+def compare(target, drafter):
+    """Compares the caches of both kinds of rows to the bit, and all counts of the drafter's state."""
+    for prompt, _ in requests(4, target.vocab_size):
+        options = {"capacity": CAPACITY, "max_new_tokens": 4}
+        rows = feed(target, drafter, prompt, **options), jaxspec.serving.feed(target, drafter, prompt, **options)
+        assert jax.tree.structure(rows[0]) == jax.tree.structure(rows[1])
+        fed = prompt.shape[1] - 1
+        for one, other in zip(*(jax.tree.leaves(row.cache) for row in rows), strict=True):
+            slots = [axis for axis, size in enumerate(one.shape) if size > CAPACITY]
+            some = tuple(slice(fed) if axis in slots else slice(None) for axis in range(one.ndim))
+            np.testing.assert_array_equal(one[some], other[some])
+        for one, other in zip(*(jax.tree.leaves(row.drafter_state) for row in rows), strict=True):
+            assert one.shape == other.shape and (one.ndim > 1 or one.tolist() == other.tolist())
 
 
-@pytest.mark.parametrize("name", marked([*QUICK, *EACH]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EACH)
 def test_rows_have_the_tokens_of_a_lone_call(name):
     target, drafter, verifier, policy = CASES[name]
     check(chunked(target, CHUNK), chunked(drafter, CHUNK), verifier, policies(policy), feed=feed)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EACH)
-def test_caches_have_the_bits_of_a_prompt_that_is_fed_at_once(name):
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name.startswith("model |") else pytest.mark.slow) for name in EACH]
+)
+def test_caches_are_those_of_a_prompt_that_is_fed_at_once(name):
     target, drafter, _, _ = CASES[name]
-    target, drafter = chunked(target, CHUNK), chunked(drafter, CHUNK)
-    for prompt, _ in requests(4, target.vocab_size):
-        options = {"capacity": CAPACITY, "max_new_tokens": 4}
-        found, whole = (
-            feed(target, drafter, prompt, **options),
-            jaxspec.serving.feed(target, drafter, prompt, **options),
-        )
-        assert jax.tree.structure(found) == jax.tree.structure(whole)
-        fed = prompt.shape[1] - 1
-        assert found.cache.length.tolist() == whole.cache.length.tolist() == [fed]
-        leaves = jax.tree.leaves((found.cache, whole.cache))
-        for one, other in zip(leaves[: len(leaves) // 2], leaves[len(leaves) // 2 :], strict=True):
-            slots = [axis for axis, size in enumerate(one.shape) if size > CAPACITY]
-            some = tuple(slice(fed) if axis in slots else slice(None) for axis in range(one.ndim))
-            np.testing.assert_array_equal(one[some], other[some])
+    compare(chunked(target, CHUNK), chunked(drafter, CHUNK))
 
 
 def test_prompts_of_all_lengths_share_a_program():
@@ -89,26 +87,21 @@ class Counting(jaxspec.Drafter):
         return jaxspec.core.Proposal(state[:, None] % 11, ~context.done[:, None]), state
 
 
+def test_a_drafter_that_cannot_continue_reads_the_prompt_at_the_end():
+    target = chunked(CASES["ngram | default | greedy"][0], CHUNK)
+    assert not begin_feeding(target, Counting(), [[1, 2, 3]], capacity=CAPACITY, max_new_tokens=4).by_chunk
+    compare(target, Counting())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", [Counting(), "outgrown head"], ids=["own", "outgrown"])
-def test_a_drafter_that_cannot_continue_reads_the_prompt_at_the_end(drafter):
-    target = tiny.transformer(3, layers=3)
-    if drafter == "outgrown head":
-        head = eagle_head(0, target=target)
-        short = dataclasses.replace(head.module.config, context_length=16)
-        drafter = jaxspec.EagleDrafter(
-            dataclasses.replace(head, module=dataclasses.replace(head.module, config=short)), k=3
-        )
-    target = chunked(target, CHUNK)
-    begun = begin_feeding(target, drafter, [[1, 2, 3]], capacity=CAPACITY, max_new_tokens=4)
-    assert not begun.by_chunk
-    for prompt, _ in requests(4, target.vocab_size):
-        rows = (
-            one(target, drafter, prompt, capacity=CAPACITY, max_new_tokens=4) for one in (feed, jaxspec.serving.feed)
-        )
-        found, whole = (jax.tree.leaves(row.drafter_state) for row in rows)
-        for one, other in zip(found, whole, strict=True):  # counts and lengths; a cache may differ where it is stale
-            assert one.shape == other.shape and (one.ndim > 1 or one.tolist() == other.tolist())
+def test_a_head_that_texts_outgrow_reads_the_prompt_at_the_end():
+    target = chunked(tiny.transformer(3, layers=3), CHUNK)
+    head = eagle_head(0, target=target)
+    short = dataclasses.replace(head.module.config, context_length=16)
+    head = dataclasses.replace(head, module=dataclasses.replace(head.module, config=short))
+    drafter = jaxspec.EagleDrafter(head, k=3)
+    assert not begin_feeding(target, drafter, [[1, 2, 3]], capacity=CAPACITY, max_new_tokens=4).by_chunk
+    compare(target, drafter)
     check(target, drafter, None, policies(jaxspec.Greedy()), feed=feed)
 
 

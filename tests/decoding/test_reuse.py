@@ -14,7 +14,6 @@ from tests._fixtures.chunked import chunked
 from tests._fixtures.served import CAPACITY, CASES, advance, check, insert, policies
 
 CHUNK, NEW, MORE = 3, 12, 9
-QUICK = ("model | default | greedy",)
 # Of each drafter in the table of recorded tokens.
 EACH = [name for name in CASES if name.endswith("default | sampled")]
 some = jax.jit(feed_some, donate_argnums=2)
@@ -43,7 +42,8 @@ def asked_of(text, vocab_size):
         yield prompt[None], {"max_new_tokens": MORE, "key": jax.random.key(index), "stop_tokens": [-1]}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in EACH] + list(QUICK))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EACH)
 def test_rows_have_the_tokens_of_a_lone_call(name):
     target, drafter, verifier, policy = CASES[name]
     target, drafter = chunked(target, CHUNK), chunked(drafter, CHUNK)

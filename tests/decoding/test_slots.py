@@ -35,6 +35,23 @@ def test_processors_of_a_row_stay_with_it():
     )
 
 
+def test_a_row_brings_all_that_it_has():
+    """To a slot in which another row ended; the others keep theirs."""
+    target, drafter, _, _ = CASES["model | default | sampled"]
+    options = {"sampling": jaxspec.Sampling(), "stop_tokens": [-1]}
+    rows = [
+        feed(target, drafter, prompt, max_new_tokens=9, key=jax.random.key(index), **options)
+        for index, prompt in enumerate(([[1, 2, 3]], [[4, 5, 6, 7, 8]], [[9, 10]]))
+    ]
+    slots = jaxspec.serving.slots(target, drafter, COUNT, capacity=CAPACITY, **options)
+    for slot, row in ((0, rows[0]), (1, rows[2]), (1, rows[1])):
+        slots = insert(slots, row, slot)
+    for slot in range(2):
+        found, expected = (jax.tree.leaves(row) for row in (jaxspec.serving.take(slots, slot), rows[slot]))
+        for one, other in zip(found, expected, strict=True):
+            assert jnp.array_equal(one, other)
+
+
 def test_a_row_that_was_cancelled_emits_nothing_more():
     target, drafter, verifier, _ = CASES["ngram | default | greedy"]
     slots = jaxspec.serving.slots(target, drafter, COUNT, capacity=CAPACITY, stop_tokens=[-1])

@@ -11,7 +11,7 @@ _SLOTS, _FEEDING, _REUSE, _PREFIXES, _ENGINE, _FILES = (
     "tests/serving/test_completion.py",
 )
 _FEED = "decoding/feeding.py"
-_EXACT = "tests/decoding/test_slots_exact.py::test_requests_in_two_slots_have_the_joint_distribution_of_lone_calls"
+_WHOLE = "tests/decoding/test_slots.py::test_a_row_brings_all_that_it_has"
 _PUT = "state=slots.axes.insert(slots.state, row, slot)"
 
 
@@ -69,7 +69,7 @@ MUTANTS = (
         _FEED,
         "fori_loop(feeding.fed, stop, feed, carry)",
         "fori_loop(0 * feeding.fed, stop - feeding.fed, feed, carry)",
-        (f"{_FEEDING}::test_rows_have_the_tokens_of_a_lone_call[ngram | default | greedy]",),
+        (f"{_FEEDING}::test_caches_are_those_of_a_prompt_that_is_fed_at_once[model | default | sampled]",),
     ),
     Mutant(
         "a drafter that cannot continue has read one token of its prompt",
@@ -77,7 +77,6 @@ MUTANTS = (
         "    if feeding.by_chunk:\n        return feeding.row",
         "    if True:\n        return feeding.row",
         (f"{_FEEDING}::test_a_drafter_that_cannot_continue_reads_the_prompt_at_the_end",),
-        slow=True,
     ),
     Mutant(
         "rows wait for the end of a long prompt",
@@ -98,30 +97,28 @@ MUTANTS = (
         "decoding/slots.py",
         _PUT,
         _put("dataclasses.replace(x, keys=jnp.roll(x.keys, 1))"),
-        (_EXACT,),
-        slow=True,
+        (_WHOLE,),
     ),
     Mutant(
         "a row has the length of the slot's previous owner",
         "decoding/slots.py",
         _PUT,
         _put("dataclasses.replace(x, context=dataclasses.replace(x.context, length=old.context.length))"),
-        (f"{_SLOTS}::test_rows_have_the_tokens_of_a_lone_call[ngram | default | greedy]",),
+        (_WHOLE,),
     ),
     Mutant(
         "a row has the tokens of the slot's previous owner",
         "decoding/slots.py",
         _PUT,
         _put("dataclasses.replace(x, context=dataclasses.replace(x.context, tokens=old.context.tokens))"),
-        (f"{_SLOTS}::test_rows_have_the_tokens_of_a_lone_call[ngram | default | greedy]",),
+        (_WHOLE,),
     ),
     Mutant(
         "a row drafts with the state of the slot's previous owner",
         "decoding/slots.py",
         _PUT,
         _put("dataclasses.replace(x, drafter_state=old.drafter_state)"),
-        (_EXACT,),
-        slow=True,
+        (_WHOLE,),
     ),
     Mutant(
         "a head's last reused entry belongs to another token",

@@ -9,6 +9,7 @@ import pytest
 
 import jaxspec
 from jaxspec.serving import CancelledError, group
+from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.prompt import Prompt
 from tests._fixtures import text_models
 from tests._fixtures.chunked import chunked
@@ -149,12 +150,12 @@ def test_a_prompt_that_begins_like_an_earlier_text_is_not_fed_from_its_first_tok
     chunks = (len(target.traits.tokenizer.encode(LONG)) - 1) // 4
     with jaxspec.Engine(short, "ngram", k=2, slots=2, capacity=CAPACITY) as engine:
         check(engine, short, [(LONG, asked)])
-        check(engine, short, [(LONG + ending, {**asked, "min_new_tokens": 2}) for ending in (" one", " two", "")])
-        assert engine.reused_tokens >= 3 * 4 * (chunks - 1) > 0
-    with jaxspec.Engine(short, "ngram", k=2, slots=2, capacity=CAPACITY, prefix_bytes=0) as engine:
+        check(engine, short, [(LONG + ending, asked) for ending in (" one", "")])
+        assert engine.reused_tokens >= 2 * 4 * (chunks - 1) > 0
+        engine._prefixes = Prefixes(0)
+        before = engine.reused_tokens
         check(engine, short, [(LONG, asked)])
-        check(engine, short, [(LONG, asked)])
-        assert engine.reused_tokens == 0
+        assert engine.reused_tokens == before
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["cancelled", "late"])
