@@ -27,11 +27,12 @@ def reuse(target: Model, feeding: Feeding, cache: Cache, drafter_state: Any, chu
         padded to.
 
     Example:
-        >>> options = dict(capacity=32, max_new_tokens=3)
-        >>> row = jaxspec.serving.feed(target, None, prompt[:1], **options)
-        >>> feeding = jaxspec.serving.begin_feeding(target, None, prompt[:1], **options)
-        >>> int(jaxspec.decoding.reuse.reuse(target, feeding, row.cache, row.drafter_state, 0).left)
-        1
+        >>> text, options = jnp.ones((1, 300), jnp.int32), dict(capacity=384, max_new_tokens=3)
+        >>> row = jaxspec.serving.feed(target, None, text, **options)
+        >>> feeding = jaxspec.serving.begin_feeding(target, None, text, **options)
+        >>> feeding = jaxspec.serving.reuse(target, feeding, row.cache, row.drafter_state, 2)
+        >>> int(feeding.left), feeding.row.cache.length.tolist()
+        (1, [256])
     """
     row, count = feeding.row, to_int32(chunks)
     # Copied, as the result may be donated.
@@ -53,7 +54,7 @@ def held_tokens(drafter: Drafter, cache: Cache, drafter_state: Any) -> Int[Array
     Example:
         >>> row = jaxspec.serving.feed(target, None, prompt[:1], capacity=32, max_new_tokens=3)
         >>> drafter = jaxspec.drafters.NoDrafter()
-        >>> jaxspec.decoding.reuse.held_tokens(drafter, row.cache, row.drafter_state).tolist()
+        >>> jaxspec.serving.held_tokens(drafter, row.cache, row.drafter_state).tolist()
         [4]
     """
     held = least_held(cache.length, drafter.held(drafter_state))

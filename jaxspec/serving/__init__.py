@@ -1,4 +1,4 @@
-"""Decodes requests that come and go; `jaxspec.decoding.slots` describes the rows."""
+"""Decodes requests that come and go; `jaxspec.decoding.slots` describes the rows, `feeding` their prompts."""
 
 from etils import epy as _epy
 
@@ -9,6 +9,7 @@ with _epy.lazy_api_imports(globals()):
         feed_some as feed_some,
         ready as ready,
     )
+    from jaxspec.decoding.reuse import held_tokens as held_tokens, reuse as reuse
     from jaxspec.decoding.slots import (
         Advance as Advance,
         Slots as Slots,

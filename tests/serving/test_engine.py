@@ -121,7 +121,7 @@ def turns(monkeypatch):
         return advance(self, *args)
 
     clock = itertools.count()
-    monkeypatch.setattr(engine_module, "_work_time", lambda: next(clock))  # a turn of either kind takes a second
+    monkeypatch.setattr(engine_module, "_work_time", lambda: float(next(clock)))  # a turn of either kind takes a second
     monkeypatch.setattr(Prompt, "feed", fed)
     monkeypatch.setattr(group.Group, "advance", advanced)
     return log, after
