@@ -57,14 +57,6 @@ MUTANTS = (
         (f"{_SLOTS}::test_a_released_slot_is_free",),
     ),
     Mutant(
-        "a head does not read the last state of the chunk before",
-        _FEED,
-        "jnp.clip(self.text.start(self.index) - 1, self.reused, self.width + 1 - count)",
-        "jnp.clip(self.text.start(self.index), self.reused, self.width + 1 - count)",
-        (f"{_FEEDING}::test_rows_have_the_tokens_of_a_lone_call[eagle | default | sampled]",),
-        slow=True,
-    ),
-    Mutant(
         "a chunk that is fed later begins the prompt again",
         _FEED,
         "fori_loop(feeding.fed, stop, feed, carry)",
