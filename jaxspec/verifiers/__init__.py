@@ -22,7 +22,10 @@ with _epy.lazy_api_imports(globals()):
         RelaxedRule as RelaxedRule,
         RelaxedVerifier as RelaxedVerifier,
     )
-    from jaxspec.verifiers.traversal import TraversalVerifier as TraversalVerifier
+    from jaxspec.verifiers.traversal import (
+        LocalRejection as LocalRejection,
+        TraversalVerifier as TraversalVerifier,
+    )
     from jaxspec.verifiers.tree import TreeVerifier as TreeVerifier
     from jaxspec.verifiers.tree_walk import (
         DraftTree as DraftTree,
@@ -31,3 +34,8 @@ with _epy.lazy_api_imports(globals()):
         draw_verdict as draw_verdict,
     )
     from jaxspec.verifiers.typical import Typical as Typical
+    from jaxspec.verifiers.upward_walk import (
+        LiftedVerifier as LiftedVerifier,
+        LocalRule as LocalRule,
+        Offer as Offer,
+    )

@@ -108,8 +108,8 @@ MUTANTS = (
     Mutant(
         "traversal: the running ratio exceeds 1",
         "verifiers/traversal.py",
-        "jnp.minimum(take_row(state.log_ratio, state.level) + gain, 0.0)",
-        "take_row(state.log_ratio, state.level) + gain",
+        "jnp.minimum(offer.log_ratio + gain, 0.0)",
+        "offer.log_ratio + gain",
         (_TRAVERSAL,),
     ),
     Mutant(
@@ -121,14 +121,14 @@ MUTANTS = (
     ),
     Mutant(
         "traversal: a refused child leaves its parent's ratio as it was",
-        "verifiers/traversal.py",
+        "verifiers/upward_walk.py",
         "log_ratio=put(state.log_ratio, log_ratio),",
         "log_ratio=state.log_ratio,",
         (_TRAVERSAL,),
     ),
     Mutant(
         "traversal: the next sibling meets the distribution before the refusal",
-        "verifiers/traversal.py",
+        "verifiers/upward_walk.py",
         "rejected=put(state.rejected, rows),",
         "rejected=state.rejected,",
         (_TRAVERSAL,),
