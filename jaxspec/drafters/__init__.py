@@ -11,6 +11,7 @@ with _epy.lazy_api_imports(globals()):
     )
     from jaxspec.drafters.children import (
         MostLikely as MostLikely,
+        TopAndSampled as TopAndSampled,
         WithoutReplacement as WithoutReplacement,
         WithReplacement as WithReplacement,
     )

@@ -1,4 +1,4 @@
-"""Chooses the children of a drafted node: the most probable tokens, or samples with or without replacement."""
+"""Chooses the children of a drafted node: the most probable tokens, samples with or without replacement, or both."""
 
 import abc
 import dataclasses
@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
@@ -29,7 +30,7 @@ class Draw(abc.ABC):
 
     @abc.abstractmethod
     def children(
-        self, rng: Rng, level: Int[Array, ""], weights: Float[Array, "b w v"], count: int
+        self, rng: Rng, level: Int[Array, ""], weights: Float[Array, "b w v"], count: int, counts: Int[Array, "w"]
     ) -> tuple[Int[Array, "b w c"], Bool[Array, "b w c"]]:
         """Chooses `count` children for each of `w` nodes.
 
@@ -40,19 +41,28 @@ class Draw(abc.ABC):
           level: the number of drafted tokens above the children.
           weights: the result of `weights`.
           count: the number of children of each node.
+          counts: how many of them the tree keeps, the first ones.
 
         Returns:
           The children's tokens, best first, and which of them exist.
         """
 
-    def log_probs(self, parent: Float[Array, "b n v"], before: Int[Array, "b n s"]) -> Float[Array, "b n v"]:
+    def log_probs(
+        self,
+        parent: Float[Array, "b n v"],
+        before: Int[Array, "b n s"],
+        tokens: Int[Array, "b n"],
+        last: Bool[np.ndarray, "n"],
+    ) -> Float[Array, "b n v"]:
         """Returns the normalized distribution that each node was drawn from.
 
         Args:
           parent: log-probabilities of its parent.
           before: tokens of its earlier siblings, padded with -1.
+          tokens: the nodes' tokens.
+          last: whether each node is its parent's last child.
         """
-        del before
+        del before, tokens, last
         return parent
 
 
@@ -78,7 +88,7 @@ class MostLikely(Draw):
         del policy
         return logits
 
-    def children(self, rng, level, weights, count):
+    def children(self, rng, level, weights, count, counts):
         best, tokens = top_tokens(weights, count)
         return tokens, best > -jnp.inf
 
@@ -103,17 +113,14 @@ class WithoutReplacement(Draw):
       (2, 8)
     """
 
-    def children(self, rng, level, weights, count):
+    def children(self, rng, level, weights, count, counts):
         _, width, vocab = weights.shape
         noise = jnp.stack([rng.of_draft(slot).draft_noise(level, vocab) for slot in range(width)], axis=1)
         best, tokens = top_tokens(weights + noise, count)
         return tokens, best > -jnp.inf
 
-    def log_probs(self, parent, before):
-        ids = jnp.arange(parent.shape[-1], dtype=jnp.int32)[None, None]
-        left = parent
-        for sibling in range(before.shape[-1]):
-            left = jnp.where(ids == before[:, :, sibling : sibling + 1], -jnp.inf, left)
+    def log_probs(self, parent, before, tokens, last):
+        left = _without(parent, before)
         total = jax.nn.logsumexp(left, axis=-1, keepdims=True)
         # A child that does not exist gets its parent's distribution, so that every row stays normalized.
         return jnp.where(total > -jnp.inf, left - total, parent)
@@ -135,8 +142,49 @@ class WithReplacement(Draw):
       (2, 8)
     """
 
-    def children(self, rng, level, weights, count):
+    def children(self, rng, level, weights, count, counts):
         batch, width, vocab = weights.shape
         noise = [rng.of_draft(slot).draft_noise(level, vocab) for slot in range(width * count)]
         _, tokens = top_tokens(jnp.repeat(weights, count, axis=1) + jnp.stack(noise, axis=1), 1)
         return tokens.reshape(batch, width, count), jnp.ones((batch, width, count), jnp.bool_)
+
+
+@dataclasses.dataclass(frozen=True)
+class TopAndSampled(WithoutReplacement):
+    """Takes the most probable tokens, and draws a node's last child from what remains.
+
+    An only child is drawn from the parent's whole distribution, so a path of only children is a sampled chain. Use
+    `UniVerVerifier`: it accepts a top token with the target's probability of it, and the sampled token as speculative
+    sampling does. Where all mass is on the top tokens, the last child does not exist. For trees whose branches are
+    about equally deep: in a tree with one long path, `WithoutReplacement` is accepted more often.
+
+    References:
+      UniVer (2026), arXiv:2605.04543.
+
+    Example:
+      >>> draw = jaxspec.drafters.TopAndSampled()
+      >>> drafter = jaxspec.TreeDrafter(draft, jaxspec.Tree.balanced((2, 2)), draw)
+      >>> options = dict(sampling=jaxspec.Sampling(), verifier=jaxspec.verifiers.UniVerVerifier())
+      >>> jaxspec.generate(target, drafter, prompt, key=key, max_new_tokens=8, **options).tokens.shape
+      (2, 8)
+    """
+
+    def children(self, rng, level, weights, count, counts):
+        best, tokens = top_tokens(weights, count)
+        certain = jnp.arange(count, dtype=jnp.int32)[None, None] < counts[None, :, None] - 1
+        rest = _without(weights, jnp.where(certain, tokens, -1)[..., : count - 1])
+        sampled, some = super().children(rng, level, rest, 1, counts)
+        return jnp.where(certain, tokens, sampled), jnp.where(certain, best > -jnp.inf, some)
+
+    def log_probs(self, parent, before, tokens, last):
+        ids = jnp.arange(parent.shape[-1], dtype=jnp.int32)[None, None]
+        certain = jnp.where(ids == tokens[..., None], 0.0, -jnp.inf)
+        return jnp.where(last[None, :, None], super().log_probs(parent, before, tokens, last), certain)
+
+
+def _without(log_probs: Float[Array, "b n v"], tokens: Int[Array, "b n s"]) -> Float[Array, "b n v"]:
+    """Excludes each node's `tokens`, padded with -1, one comparison each: a scatter would gather a split vocabulary."""
+    ids = jnp.arange(log_probs.shape[-1], dtype=jnp.int32)[None, None]
+    for place in range(tokens.shape[-1]):
+        log_probs = jnp.where(ids == tokens[:, :, place : place + 1], -jnp.inf, log_probs)
+    return log_probs

@@ -36,8 +36,8 @@ class TreeDrafter(FrontierDrafter):
       model: any `Model` that takes trees, which requires a cache; or an EAGLE head.
       topology: the tree's shape: `Tree.of_size(16)`, `Tree.balanced((3, 2, 2))`, or
         `Tree.chains(num_drafts, k)` for several drafts side by side.
-      draw: how to choose children: `MostLikely()`, `WithoutReplacement()` or `WithReplacement()`. Greedy policies
-        always take the most probable ones.
+      draw: how to choose children: `MostLikely()`, `WithoutReplacement()`, `WithReplacement()` or
+        `TopAndSampled()`. Greedy policies always take the most probable ones.
       sampling: the policy to draw children with, shared by all rows; `None` uses each row's target policy.
 
     References:
@@ -101,13 +101,14 @@ class TreeDrafter(FrontierDrafter):
         tree, plan = self.topology, _plan(self.topology)
         window, draft_state = self.draft.first(state, context)
         logits = context.process(self.draft.vocabulary.expand(window.logits[:, None]))
-        found, pending = _choose(draw, policy, rng, jnp.int32(0), logits, plan.first), None
+        own = jnp.asarray([plan.first], jnp.int32)
+        found, pending = _choose(draw, policy, rng, jnp.int32(0), logits, plan.first, own), None
 
         if plan.levels:
 
             def expand(level, logits, carry):
                 logits = context.process(self.draft.vocabulary.expand(logits), carry)
-                found = _choose(draw, policy, rng, level + 1, logits, plan.most)
+                found = _choose(draw, policy, rng, level + 1, logits, plan.most, jnp.asarray(plan.counts)[level])
                 picked = jnp.asarray(plan.picked)[level]
                 parents = jnp.broadcast_to(picked // plan.most, (logits.shape[0], plan.width))
                 tokens = found.tokens[:, picked]
@@ -124,7 +125,7 @@ class TreeDrafter(FrontierDrafter):
         next_log_probs = None
         if found.weights is not None:
             before = jnp.pad(tokens, ((0, 0), (0, 1)), constant_values=-1)[:, plan.before]
-            next_log_probs = draw.log_probs(found.weights[:, plan.log_probs], before)
+            next_log_probs = draw.log_probs(found.weights[:, plan.log_probs], before, tokens, plan.last)
         proposal = Proposal(tokens, ~jnp.any(missing, axis=-1), next_log_probs, parents, tree.depth)
         return keep_rows(proposal, self.draft.has_context(context)), Drafted(draft_state, pending, slots, parents)
 
@@ -146,9 +147,11 @@ class _Children:
         return jax.tree.map(lambda x, below: jnp.concatenate([x, by_row(below)], axis=1), self, levels)
 
 
-def _choose(draw: Draw, policy: Policy, rng: Rng, level, logits: Float[Array, "b w v"], count: int) -> _Children:
+def _choose(
+    draw: Draw, policy: Policy, rng: Rng, level, logits: Float[Array, "b w v"], count: int, counts: Int[Array, "w"]
+) -> _Children:
     weights = draw.weights(policy, logits)
-    tokens, there = draw.children(rng, level, weights, count)
+    tokens, there = draw.children(rng, level, weights, count, counts)
     flat = lambda x: x.reshape(x.shape[0], -1)  # noqa: E731
     return _Children(flat(tokens), flat(there), None if draw.deterministic else weights)
 
@@ -171,6 +174,8 @@ class _Plan:
       nodes: the index of each node among all children found.
       log_probs: the index of each node's distribution among all those found.
       before: each node's earlier siblings, padded with -1.
+      counts: the number of children of each fed node, by level and place.
+      last: whether each node is its parent's last child.
     """
 
     first: int
@@ -183,6 +188,8 @@ class _Plan:
     nodes: np.ndarray
     log_probs: np.ndarray
     before: np.ndarray
+    counts: np.ndarray
+    last: np.ndarray
 
 
 @functools.cache
@@ -205,4 +212,8 @@ def _plan(tree: Tree) -> _Plan:
     before = np.full((tree.size, max(map(len, siblings))), -1, np.int32)
     for node, earlier in enumerate(siblings):
         before[node, : len(earlier)] = earlier
-    return _Plan(first, most, levels, width, picked[0], picked[1:], slots[:-1], nodes, log_probs, before)
+    counts = np.zeros((levels, width), np.int32)
+    for level, fed_nodes in enumerate(fed):
+        counts[level, : len(fed_nodes)] = [len(tree.children[node]) for node in fed_nodes]
+    last = np.array([tree.children[parent][-1] == node for node, parent in enumerate(tree.parents)])
+    return _Plan(first, most, levels, width, picked[0], picked[1:], slots[:-1], nodes, log_probs, before, counts, last)

@@ -20,6 +20,7 @@ with _epy.lazy_api_imports(globals()):
         chain as chain,
         chains as chains,
         drawn as drawn,
+        drawn_after_top as drawn_after_top,
         drawn_without_replacement as drawn_without_replacement,
         enumerate_drafts as enumerate_drafts,
         guessed as guessed,

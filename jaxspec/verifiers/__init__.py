@@ -34,6 +34,7 @@ with _epy.lazy_api_imports(globals()):
         draw_verdict as draw_verdict,
     )
     from jaxspec.verifiers.typical import Typical as Typical
+    from jaxspec.verifiers.univer import UniVerVerifier as UniVerVerifier
     from jaxspec.verifiers.upward_walk import (
         LiftedVerifier as LiftedVerifier,
         LocalRule as LocalRule,

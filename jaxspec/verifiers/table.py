@@ -10,6 +10,7 @@ from jaxspec.verifiers.multi_draft import MultiDraftVerifier
 from jaxspec.verifiers.rejection import TokenVerifier
 from jaxspec.verifiers.traversal import TraversalVerifier
 from jaxspec.verifiers.tree import TreeVerifier
+from jaxspec.verifiers.univer import UniVerVerifier
 
 VERIFIERS: Mapping[str, type[Verifier]] = MappingProxyType(
     {
@@ -19,6 +20,7 @@ VERIFIERS: Mapping[str, type[Verifier]] = MappingProxyType(
         "multi-draft": MultiDraftVerifier,
         "traversal": TraversalVerifier,
         "tree": TreeVerifier,
+        "univer": UniVerVerifier,
     }
 )
 

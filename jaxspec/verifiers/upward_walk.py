@@ -82,8 +82,8 @@ class Offer:
         return self.tree.valid & (self.tree.parents == take_row(self.tree.parents, self.node)[:, None])
 
     def waiting(self) -> Bool[Array, "b n"]:
-        """Returns the mask of the siblings that have not been offered yet."""
-        return self.siblings() & self.state.unseen & (_numbers(self.tree) != self.node[:, None])
+        """Returns the mask of the siblings that have not been entered yet."""
+        return self.siblings() & self.state.unseen
 
     def token(self) -> Int[Array, "b"]:
         """Returns the child's token."""

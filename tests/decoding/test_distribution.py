@@ -16,7 +16,7 @@ import jaxspec
 from jaxspec.contrib.parallel import ParallelDrafter
 from jaxspec.contrib.union import UnionDrafter
 from jaxspec.core.tree import Tree
-from jaxspec.drafters.children import WithoutReplacement, WithReplacement
+from jaxspec.drafters.children import TopAndSampled, WithoutReplacement, WithReplacement
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
 from jaxspec.drafters.tree import TreeDrafter
 from jaxspec.testing.history_models import HistoryModel, history_model, history_probs, nearby
@@ -28,6 +28,7 @@ from jaxspec.verifiers.multi_draft import MultiDraftVerifier
 from jaxspec.verifiers.rejection import TokenVerifier
 from jaxspec.verifiers.traversal import TraversalVerifier
 from jaxspec.verifiers.tree import TreeVerifier
+from jaxspec.verifiers.univer import UniVerVerifier
 from tests._fixtures import tiny, token_maps
 
 VOCAB, ROWS, LENGTH, TESTS = 4, 40_000, 3, 100
@@ -74,6 +75,10 @@ PAIRS = {
     "three different drafts, traversal": (TreeDrafter(DRAFT, CHAINS, draw=WithoutReplacement()), TraversalVerifier()),
     "drawn tree, recursive": (SAMPLED, None),
     "drawn tree, traversal": (SAMPLED, TraversalVerifier()),
+    "top and sampled tree, UniVer": (
+        TreeDrafter(DRAFT, Tree((-1, -1, 0, 0, 1)), draw=TopAndSampled()),
+        UniVerVerifier(),
+    ),
     "drawn tree, tree": (SAMPLED, TreeVerifier()),
     "drawn tree, coupled": (SAMPLED, CoupledVerifier()),
     "top-k tree, default": (TOP_TOKENS, None),
@@ -192,6 +197,12 @@ def flat(seed):
             TreeDrafter(flat(1), Tree.chains(2, 2), draw=WithoutReplacement()),
             TraversalVerifier(),
             id="traversal",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            TreeDrafter(flat(1), Tree((-1, -1, 0, 1, 1)), draw=TopAndSampled()),
+            UniVerVerifier(),
+            id="UniVer",
             marks=pytest.mark.slow,
         ),
         pytest.param(TreeDrafter(flat(1), Tree.chains(2, 2)), TreeVerifier(), id="tree", marks=pytest.mark.slow),

@@ -8,12 +8,12 @@ import pytest
 import jaxspec
 from jaxspec.core import random as keys
 from jaxspec.core.tree import Tree
-from jaxspec.drafters.children import MostLikely, WithoutReplacement, WithReplacement
+from jaxspec.drafters.children import MostLikely, TopAndSampled, WithoutReplacement, WithReplacement
 from jaxspec.drafters.frontier import top_tokens
 from jaxspec.drafters.tree import TreeDrafter
 from jaxspec.ops.rope import Rope
 from jaxspec.testing.contracts.drafter import LENGTHS, PROMPTS
-from jaxspec.testing.contracts.tree_drafter import COUPLED, TreeDrafterContract, path_to, propose
+from jaxspec.testing.contracts.tree_drafter import COUPLED, VERIFIER, TreeDrafterContract, path_to, propose
 from jaxspec.testing.history_models import history_model, history_probs, nearby
 from tests._fixtures import published_trees, tiny
 from tests._fixtures.contract_tests import DRAFTS_TEST, VARIANT_TESTS
@@ -37,6 +37,18 @@ class TestWithoutReplacement(TreeDrafterContract):
 
     def expected(self, text, before, node):
         return removed(history_probs(DRAFT, text, 1.5), before)
+
+
+class TestTopAndSampled(TreeDrafterContract):
+    """The last child of each node is drawn from what its siblings leave; an only child from everything."""
+
+    quick_tests = DRAFTS_TEST
+    drafter = TreeDrafter(DRAFT, UNEVEN, TopAndSampled(), jaxspec.Sampling(temperature=1.5))
+
+    def expected(self, text, before, node):
+        left = removed(history_probs(DRAFT, text, 1.5), before)
+        last = UNEVEN.children[UNEVEN.parents[node]][-1] == node
+        return left if last else np.eye(len(left))[np.argmax(left)]
 
 
 class TestWithReplacement(TreeDrafterContract):
@@ -90,6 +102,7 @@ def generate(drafter, **options):
         (MostLikely(), jaxspec.Greedy()),
         (WithoutReplacement(), jaxspec.Sampling(temperature=0.8)),
         (WithReplacement(), jaxspec.Sampling(temperature=0.8)),
+        (TopAndSampled(), jaxspec.Sampling(temperature=0.8)),
     ],
 )
 def test_the_target_as_its_own_draft_is_always_accepted(draw, sampling):
@@ -97,6 +110,31 @@ def test_the_target_as_its_own_draft_is_always_accepted(draw, sampling):
     found = generate(TreeDrafter(TARGET, Tree.balanced((2, 2, 2)), draw), sampling=sampling)
     assert found.stats.rounds.tolist() == [5] * 4
     assert found.stats.accepted.tolist() == [15] * 4
+
+
+def test_an_only_child_is_drawn_from_everything():
+    """And the last of two from what the first leaves; the other places of its parent are dropped."""
+    probs = jnp.broadcast_to(jnp.asarray([0.6, 0.3, 0.1]), (64, 2, 3))
+    rng = VERIFIER.rng(jax.random.split(jax.random.key(0), 64), jnp.full(64, 5, jnp.int32))
+    tokens, there = TopAndSampled().children(rng, jnp.int32(1), jnp.log(probs), 2, jnp.asarray([2, 1], jnp.int32))
+    assert there.all() and (tokens[:, 0, 0] == 0).all()
+    assert set(np.asarray(tokens[:, 0, 1]).tolist()) == {1, 2}
+    assert set(np.asarray(tokens[:, 1, 0]).tolist()) == {0, 1, 2}
+    one_hot = jnp.where(probs == 0.6, 0.0, -jnp.inf)
+    _, there = TopAndSampled().children(rng, jnp.int32(1), one_hot, 2, jnp.asarray([2, 1], jnp.int32))
+    assert there[0].tolist() == [[True, False], [True, True]]
+
+
+def test_each_node_has_its_own_number_of_children():
+    """Two only children below a pair: each is drawn, and is not always the most probable one."""
+    tree = Tree((-1, 0, 0, 1, 2))
+    proposal = propose(TreeDrafter(DRAFT, tree, TopAndSampled()), sampling=jaxspec.Sampling(temperature=3.0))
+    best = np.zeros((4, 2), bool)
+    for row, place in np.ndindex(best.shape):
+        text, tokens = PROMPTS[row, : LENGTHS[row]].tolist(), proposal.tokens[row].tolist()
+        path = [tokens[i] for i in path_to(tree.parents, tree.parents[3 + place])]
+        best[row, place] = tokens[3 + place] == np.argmax(history_probs(DRAFT, text + path))
+    assert proposal.valid.all() and not best.all(axis=0).any()
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import jaxspec
 from jaxspec.contrib.lantern import Neighborhood
 from jaxspec.contrib.union import UnionDrafter
 from jaxspec.core.tree import Tree
-from jaxspec.drafters.children import WithoutReplacement, WithReplacement
+from jaxspec.drafters.children import TopAndSampled, WithoutReplacement, WithReplacement
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
 from jaxspec.drafters.tree import TreeDrafter
 from jaxspec.heads.eagle.mtp import MtpLayer
@@ -60,6 +60,7 @@ def _numbers():
         "tree, likeliest": TreeDrafter(DRAFT, BRANCHES),
         "tree, without replacement": TreeDrafter(DRAFT, BRANCHES, draw=WithoutReplacement()),
         "tree, with replacement": TreeDrafter(DRAFT, Tree.chains(3, 2), draw=WithReplacement()),
+        "tree, top and sampled": TreeDrafter(DRAFT, BRANCHES, draw=TopAndSampled()),
         "dynamic tree": DynamicTreeDrafter(DRAFT, top_k=3, depth=3, nodes=8),
         "union": UnionDrafter((model, jaxspec.ModelDrafter(OTHER, k=2))),
         "union, ngram": UnionDrafter((model, ngram)),
@@ -105,6 +106,7 @@ VERIFIERS = {
     "k-seq": jaxspec.verifiers.MultiDraftVerifier(jaxspec.verifiers.KSequence()),
     "tree": jaxspec.TreeVerifier(),
     "traversal": jaxspec.verifiers.TraversalVerifier(),
+    "univer": jaxspec.verifiers.UniVerVerifier(),
     "lenience": RelaxedVerifier(Lenience(0.5)),
     "neighborhood": RelaxedVerifier(Neighborhood(RING, 0.5)),
     "typical": RelaxedVerifier(Typical()),

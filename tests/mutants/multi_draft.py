@@ -11,6 +11,7 @@ _RECURSIVE_FOUR = f"{_MULTI}::TestRecursiveRejection::{_FOUR}"
 _K_SEQUENCE_FOUR = f"{_MULTI}::TestKSequence::{_FOUR}"
 _TREE = "tests/verifiers/test_tree.py"
 _WALK = f"{_TREE}::TestContract::{_SMALL}"
+_UNIVER = "tests/verifiers/test_univer.py"
 _TRAVERSAL = f"tests/verifiers/test_traversal.py::TestContract::{_SMALL}"
 
 MUTANTS = (
@@ -132,6 +133,29 @@ MUTANTS = (
         "rejected=put(state.rejected, rows),",
         "rejected=state.rejected,",
         (_TRAVERSAL,),
+    ),
+    Mutant(
+        "K-SEQ lifted: a rule does not see which siblings are left",
+        "verifiers/upward_walk.py",
+        "return self.siblings() & self.state.unseen",
+        "return self.siblings() & self.state.unseen & ~self.siblings()",
+        ("tests/verifiers/test_upward_walk.py::test_a_rule_of_one_position_is_lifted",),
+        slow=True,
+    ),
+    Mutant(
+        "UniVer: the certain children go first",
+        "verifiers/univer.py",
+        "sampled = children & (at_token < 0)",
+        "sampled = children & (at_token >= 0)",
+        (f"{_UNIVER}::test_it_accepts_what_the_formulas_say",),
+        slow=True,
+    ),
+    Mutant(
+        "UniVer: a certain child is taken for one drawn from a uniform distribution",
+        "verifiers/upward_walk.py",
+        "return take_row(draft_log_probs(self.tree), self.node)",
+        "return jnp.maximum(take_row(draft_log_probs(self.tree), self.node), -3.0)",
+        (f"{_UNIVER}::TestContract::{_SMALL}",),
     ),
     Mutant(
         "equal drafts side by side are not followed together, but counted as candidates",

@@ -236,4 +236,32 @@ MUTANTS = (
         (f"{_DYNAMIC}::test_a_transformer_finds_them_too",),
         slow=True,
     ),
+    Mutant(
+        "top and sampled: the last child is drawn from everything, and may be a top token once more",
+        "drafters/children.py",
+        "rest = _without(weights, jnp.where(certain, tokens, -1)[..., : count - 1])",
+        "rest = weights",
+        (f"{_TREE}::TestTopAndSampled::{_PROBS}",),
+    ),
+    Mutant(
+        "top and sampled: every node has as many children as the widest",
+        "drafters/children.py",
+        "counts[None, :, None] - 1",
+        "(0 * counts[None, :, None] + count) - 1",
+        (f"{_TREE}::test_an_only_child_is_drawn_from_everything",),
+    ),
+    Mutant(
+        "top and sampled: the numbers of children are those of the level above",
+        "drafters/tree.py",
+        "jnp.asarray(plan.counts)[level])",
+        "jnp.asarray(plan.counts)[0 * level])",
+        ("tests/drafters/test_tree.py::test_each_node_has_its_own_number_of_children",),
+    ),
+    Mutant(
+        "top and sampled: a top token is reported as drawn",
+        "drafters/children.py",
+        "super().log_probs(parent, before, tokens, last), certain)",
+        "super().log_probs(parent, before, tokens, last), parent)",
+        (f"{_TREE}::TestTopAndSampled::{_PROBS}",),
+    ),
 )

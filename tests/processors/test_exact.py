@@ -18,7 +18,15 @@ from jaxspec.core.sampling import spread
 from jaxspec.core.state import Context, Proposal
 from jaxspec.decoding.round import Distributions
 from jaxspec.processors import BannedPhrases
-from jaxspec.testing.enumeration.drafting import chain, chains, depth, drawn, drawn_without_replacement, guessed
+from jaxspec.testing.enumeration.drafting import (
+    chain,
+    chains,
+    depth,
+    drawn,
+    drawn_after_top,
+    drawn_without_replacement,
+    guessed,
+)
 from jaxspec.testing.enumeration.rules import walk_rule
 from jaxspec.testing.enumeration.several_rounds import key_names, several_rounds
 from jaxspec.testing.enumeration.tables import Table, make_table, total_variation
@@ -29,6 +37,7 @@ from jaxspec.verifiers.multi_draft import MultiDraftVerifier, RecursiveRejection
 from jaxspec.verifiers.rejection import TokenVerifier
 from jaxspec.verifiers.traversal import TraversalVerifier, descend as traverse
 from jaxspec.verifiers.tree import TreeVerifier, descend as sample_and_walk
+from jaxspec.verifiers.univer import UniVerVerifier, descend as sampled_first
 from tests._fixtures import processed
 from tests._fixtures.rules import block_rule, token_rule
 
@@ -40,6 +49,7 @@ VERIFIERS = {
     "token": (TokenVerifier(), token_rule, drawn, CHAIN),
     "block": (BlockVerifier(), block_rule, drawn, CHAIN),
     "traversal": (TraversalVerifier(), walk_rule(traverse), drawn_without_replacement, TREE),
+    "univer": (UniVerVerifier(), walk_rule(sampled_first), drawn_after_top, TREE),
     "tree": (TreeVerifier(), walk_rule(sample_and_walk), drawn_without_replacement, TREE),
     "recursive": (RECURSIVE, walk_rule(RecursiveRejection().descend), drawn_without_replacement, TREE),
     "k-seq": (MultiDraftVerifier(KSequence()), walk_rule(KSequence().descend), drawn, SIDE_BY_SIDE),

@@ -13,7 +13,7 @@ from jaxspec.contrib.cascade import CascadeDrafter
 from jaxspec.contrib.union import UnionDrafter
 from jaxspec.core.tree import Tree
 from jaxspec.decoding.options import Arguments, Options
-from jaxspec.drafters.children import WithoutReplacement as Drawn
+from jaxspec.drafters.children import TopAndSampled, WithoutReplacement as Drawn
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
 from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.drafters.model import ModelDrafter
@@ -34,6 +34,7 @@ from jaxspec.verifiers.relaxed import RelaxedVerifier
 from jaxspec.verifiers.traversal import TraversalVerifier
 from jaxspec.verifiers.tree import TreeVerifier
 from jaxspec.verifiers.typical import Typical
+from jaxspec.verifiers.univer import UniVerVerifier
 from tests._fixtures.meshes import LENGTHS, POLICY, PROMPT, VOCAB, generate, make_mesh, run, same
 from tests.benchmarks.workload import disturbed
 
@@ -63,6 +64,7 @@ def drafters(draft):
         "drafts, K-SEQ": (ModelDrafter(draft, k=2, num_drafts=2, distinct=False), MultiDraftVerifier(KSequence())),
         "drawn tree, recursive": (drawn, MultiDraftVerifier()),
         "drawn tree, traversal": (drawn, TraversalVerifier()),
+        "top and sampled tree, UniVer": (TreeDrafter(draft, TREE, draw=TopAndSampled()), UniVerVerifier()),
         "top-k tree, tree": (TreeDrafter(draft, TREE), TreeVerifier()),
         "dynamic tree, tree": (DynamicTreeDrafter(draft, top_k=2, depth=3, nodes=6), TreeVerifier()),
         "two models, recursive": (

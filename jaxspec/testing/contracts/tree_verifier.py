@@ -16,6 +16,7 @@ from jaxspec.testing.enumeration.drafting import (
     chains,
     depth,
     drawn,
+    drawn_after_top,
     drawn_without_replacement,
     guessed,
     path_to,
@@ -47,7 +48,7 @@ SEVERAL = {
     "two drafts": (chain(2), 2),
     "chains": (chains(2, 2), 2),
 }
-DRAWN = {"with replacement": drawn, "without": drawn_without_replacement}
+DRAWN = {"with replacement": drawn, "without": drawn_without_replacement, "after the top": drawn_after_top}
 
 
 class TreeVerifierContract(VerifierContract):
@@ -60,7 +61,7 @@ class TreeVerifierContract(VerifierContract):
 
     rule: Any
     certain_rule: Any  # for drafts that are certain
-    ways = tuple(DRAWN)
+    ways: tuple[str, ...] = ("with replacement", "without")
     long_cases = (
         *(
             f"test_one_round_keeps_the_distribution[{case.id}]"

@@ -160,6 +160,28 @@ def drawn_without_replacement(parents: Parents, draft: Table, **options) -> Draf
     return Drafter(parents, probs, **options)
 
 
+@typed()
+def drawn_after_top(parents: Parents, draft: Table, **options) -> Drafter:
+    """Takes the most probable tokens as siblings, and draws the last one from what remains.
+
+    Example:
+      >>> table = jaxspec.testing.make_table(3, 3, lambda: [0.25, 0.5, 0.25])
+      >>> drafter = jaxspec.testing.drawn_after_top((-1, -1), table)
+      >>> jaxspec.testing.enumerate_drafts(table, drafter).tokens.tolist()
+      [[1, 0], [1, 2]]
+    """
+
+    def probs(place: Place) -> np.ndarray | None:
+        left = draft.probs(place.prefix).copy()
+        left[list(place.siblings)] = 0
+        if not left.any():
+            return None
+        last = parents[place.node] not in parents[place.node + 1 :]
+        return left / left.sum() if last else np.eye(len(left))[np.argmax(left)]
+
+    return Drafter(parents, probs, **options)
+
+
 @typed("parents", "guess", vocab=WIDTH)
 def guessed(parents: Parents, guess: Callable[[Place], int], vocab: int, **options) -> Drafter:
     """Drafts tokens deterministically, given those before them.
