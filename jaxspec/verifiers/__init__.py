@@ -5,7 +5,9 @@ from etils import epy as _epy
 with _epy.lazy_api_imports(globals()):
     from jaxspec.verifiers.base import Verifier as Verifier
     from jaxspec.verifiers.block import BlockVerifier as BlockVerifier
+    from jaxspec.verifiers.cactus import Cactus as Cactus
     from jaxspec.verifiers.coupled import CoupledVerifier as CoupledVerifier
+    from jaxspec.verifiers.ensemble import StaticEnsemble as StaticEnsemble
     from jaxspec.verifiers.k_seq import KSequence as KSequence
     from jaxspec.verifiers.multi_draft import (
         MultiDraftVerifier as MultiDraftVerifier,

@@ -141,7 +141,7 @@ class RelaxedVerifier(Verifier):
     measured deviation is 0. This also holds for rows of `Sampling` at temperature 0.
 
     Attributes:
-      rule: `Lenience(...)`, `Typical(...)` or `Neighborhood(...)`.
+      rule: `Lenience(...)`, `StaticEnsemble(...)`, `Cactus(...)`, `Typical(...)` or `Neighborhood(...)`.
 
     Raises:
       TypeError: if `rule` is not a rule.

@@ -135,4 +135,27 @@ MUTANTS = (
         "",
         (f"{_NEIGHBORHOOD_TESTS}::test_a_token_that_the_target_excludes_has_no_neighborhood",),
     ),
+    Mutant(
+        "the static ensemble takes the weight for the draft's",
+        "verifiers/ensemble.py",
+        "mixed = jnp.logaddexp(jnp.log(weight) + target, jnp.log1p(-weight) + draft)",
+        "mixed = jnp.logaddexp(jnp.log1p(-weight) + target, jnp.log(weight) + draft)",
+        ("tests/verifiers/test_ensemble.py::test_a_drafted_position_has_the_distribution_of_the_mixture",),
+        slow=True,
+    ),
+    Mutant(
+        "the static ensemble accepts what the target excludes",
+        "verifiers/ensemble.py",
+        "return jnp.where(target > -jnp.inf, mixed, -jnp.inf)",
+        "return mixed",
+        (f"{_TESTS}::test_a_token_the_target_excludes_is_never_accepted",),
+    ),
+    Mutant(
+        "Cactus raises a probability by twice the square root",
+        "verifiers/cactus.py",
+        "(jnp.log(2 * delta) + target + others) / 2",
+        "(jnp.log(8 * delta) + target + others) / 2",
+        ("tests/verifiers/test_cactus.py::test_against_the_formula",),
+        slow=True,
+    ),
 )

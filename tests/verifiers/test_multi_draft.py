@@ -1,6 +1,7 @@
 """`MultiDraftVerifier`: recursive rejection and K-SEQ keep the distribution, and accept what they should."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -161,6 +162,26 @@ def test_the_factor_comes_from_above():
         residual = target - np.minimum(draft, target / rho) * (1 - (1 - beta) ** count) / beta
         assert residual.min() > -1e-6
         assert 1 <= rho <= count + 1e-6
+
+
+def test_the_formulas_of_spectr_gbv_are_biased_for_two_drafts_of_one_token():
+    """arXiv:2604.25925 taken literally: drafts in order, equal ones once. Why it is not built; K-SEQ is exact there."""
+    target, draft, count = np.array([0.5, 0.5]), np.array([0.25, 0.75]), 2
+    accepted = target * (1 - (1 - np.minimum(1, draft / target)) ** count)
+    passes = accepted / (1 - (1 - draft) ** count)
+    assert (passes <= 1).all()
+    found, refused = np.zeros(2), 0.0
+    for first, second in itertools.product(range(2), repeat=2):
+        chance, reached = draft[first] * draft[second], 1.0
+        for token in dict.fromkeys((first, second)):
+            found[token] += chance * reached * passes[token]
+            reached *= 1 - passes[token]
+        refused += chance * reached
+    residual = target - accepted
+    found += refused * residual / residual.sum()
+    np.testing.assert_allclose(found, [0.586, 0.414], atol=5e-4)
+    tables = [make_table(2, 2, lambda probs=probs: probs) for probs in (target, draft)]
+    assert deviation(enumerate_round(tables[0], drawn((-1, -1), tables[1]), K_SEQUENCE), tables[0], 2) < EXACT
 
 
 @dataclasses.dataclass(frozen=True)

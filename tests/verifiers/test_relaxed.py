@@ -16,13 +16,16 @@ from jaxspec.core.state import Proposal
 from jaxspec.testing.contracts.verifier import DISTRIBUTION, VerifierContract
 from jaxspec.testing.enumeration.drafting import chain, drawn, guessed
 from jaxspec.testing.enumeration.rounds import deviation, emitted_probs, enumerate_round
-from jaxspec.testing.enumeration.rules import chain_rule, evaluate, first_failure
+from jaxspec.testing.enumeration.rules import evaluate
 from jaxspec.testing.enumeration.tables import make_table, pair
 from jaxspec.testing.statistics import same_distribution
+from jaxspec.verifiers.cactus import Cactus
+from jaxspec.verifiers.ensemble import StaticEnsemble
 from jaxspec.verifiers.rejection import TokenVerifier
 from jaxspec.verifiers.relaxed import Lenience, RelaxedVerifier, next_log_probs, relaxed_chain
 from jaxspec.verifiers.typical import Typical
 from tests._fixtures.pairs import PAIRS
+from tests._fixtures.rules import first_token, relaxed_rule
 
 EXACT = 1e-9
 VOCAB = 4
@@ -33,11 +36,16 @@ RULES = {
     "typical, strict": Typical(0.4, 0.9),
     "neighborhood 0.1": Neighborhood(NEIGHBORS, 0.1),
     "neighborhood 1": Neighborhood(NEIGHBORS, 1.0),
+    "ensemble 0.6": StaticEnsemble(0.6),
+    "cactus 0.02": Cactus(0.02),
 }
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * name.startswith(("ensemble", "cactus"))) for name in RULES]
 EXACT_RULES = {
     "lenience": Lenience(1.0),
     "no bound": Neighborhood(NEIGHBORS, 0.0),
     "no neighbors": Neighborhood(jnp.full((VOCAB, 2), -1, jnp.int32), 1.0),
+    "target alone": StaticEnsemble(1.0),
+    "nothing raised": Cactus(0.0),
 }
 
 verify = jax.jit(lambda verifier, *args: verifier.verify(*args))
@@ -53,11 +61,7 @@ def arithmetic(name):
 @functools.cache
 def leaves_of(name):
     """A rule's arithmetic for the exact enumeration of a round."""
-    return chain_rule(
-        lambda proposal, target: relaxed_chain(RULES[name], proposal, target).log_acceptance,
-        functools.partial(next_log_probs, RULES[name]),
-        first_failure,
-    )
+    return relaxed_rule(RULES[name])
 
 
 class RelaxedContract(VerifierContract):
@@ -107,6 +111,16 @@ class TestNeighborhood(RelaxedContract):
     rule_name = "neighborhood 0.1"
 
 
+class TestEnsemble(RelaxedContract):
+    quick_tests = ()
+    rule_name = "ensemble 0.6"
+
+
+class TestCactus(RelaxedContract):
+    quick_tests = ()
+    rule_name = "cactus 0.02"
+
+
 def expected_deviation(name, round_) -> float:
     """The sum over the positions that are decided, averaged over drafts and outcomes."""
     at = evaluate(arithmetic(name), round_.drafts).deviation
@@ -118,15 +132,8 @@ def expected_deviation(name, round_) -> float:
     return total
 
 
-def first_token(round_, vocab) -> np.ndarray:
-    probs = np.zeros(vocab)
-    for text, chance in emitted_probs(round_).items():
-        probs[text[0]] += chance
-    return probs
-
-
 @pytest.mark.parametrize("pair_name", PAIRS)
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_deviation_is_the_total_variation_of_what_is_emitted(name, pair_name):
     """Of one position, all drafts and outcomes enumerated."""
     for seed in range(3):
@@ -141,7 +148,7 @@ def test_the_deviation_is_the_total_variation_of_what_is_emitted(name, pair_name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_expected_sum_bounds_the_deviation_of_the_whole_text(name):
     for pair_name, seed in itertools.product(("full support", "zeros in both"), range(3)):
         target, draft = pair(pair_name, VOCAB, 3, seed=seed)
@@ -149,7 +156,7 @@ def test_the_expected_sum_bounds_the_deviation_of_the_whole_text(name):
         assert deviation(round_, target, 3) <= expected_deviation(name, round_) + EXACT
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_other_token_in_place_of_a_refused_draft_deviates_less(name):
     target, draft = pair("full support", VOCAB, 2, seed=8)
     round_ = enumerate_round(target, drawn(chain(1), draft), leaves_of(name))
@@ -228,7 +235,7 @@ def test_lenience_keeps_every_token_within_its_factor(factor):
 def test_a_nan_draft_distribution_is_refused_and_deviates_by_nothing():
     target = jnp.log(jnp.full((1, 2, VOCAB), 0.25))
     proposal = Proposal(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), jnp.bool_), jnp.full((1, 1, VOCAB), jnp.nan))
-    for name in ("lenience 0.5", "typical", "neighborhood 0.1"):
+    for name in ("lenience 0.5", "typical", "neighborhood 0.1", "ensemble 0.6", "cactus 0.02"):
         rule = RULES[name]
         probs = probs_of(rule, proposal, target)
         assert probs.deviation.tolist() == [[0.0]]
@@ -248,7 +255,7 @@ class SmallestDraws(RoundKeys):
         return jnp.zeros((1, vocab_size), jnp.float32)
 
 
-@pytest.mark.parametrize("name", ["lenience 0.5", "typical", "neighborhood 1"])
+@pytest.mark.parametrize("name", ["lenience 0.5", "typical", "neighborhood 1", "ensemble 0.6", "cactus 0.02"])
 def test_a_token_the_target_excludes_is_never_accepted(name):
     target = jnp.broadcast_to(jnp.log(jnp.array([0.0, 0.4, 0.3, 0.3])), (1, 2, VOCAB))
     for draft in (None, jnp.log(jnp.array([[[0.7, 0.1, 0.1, 0.1]]]))):
@@ -289,6 +296,8 @@ def test_a_rule_may_be_made_of_traced_numbers_and_mapped_to_anything():
         (lambda: Lenience(True), TypeError, "got True"),
         (lambda: Lenience(jnp.array([0.5])), TypeError, "one number"),
         (lambda: Lenience(0.5j), TypeError, "one number"),
+        (lambda: StaticEnsemble(1.1), ValueError, "StaticEnsemble needs weight .*got 1.1"),
+        (lambda: Cactus(-0.1), ValueError, "Cactus needs delta .*got -0.1"),
         (lambda: Typical(epsilon=0.0), ValueError, "Typical needs epsilon"),
         (lambda: Typical(delta=2), ValueError, "Typical needs delta"),
         (lambda: Neighborhood(NEIGHBORS, -0.1), ValueError, "Neighborhood needs bound"),
