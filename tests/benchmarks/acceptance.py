@@ -11,7 +11,7 @@ import jaxspec
 from jaxspec.checkpoints.load import load
 from jaxspec.core.tree import Tree
 from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.children import WithoutReplacement
+from jaxspec.drafters.children import MostLikely, TopAndSampled, WithoutReplacement
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.drafters.tree import TreeDrafter
 from jaxspec.verifiers.base import Verifier
@@ -22,6 +22,7 @@ from jaxspec.verifiers.multi_draft import MultiDraftVerifier
 from jaxspec.verifiers.rejection import TokenVerifier
 from jaxspec.verifiers.traversal import TraversalVerifier
 from jaxspec.verifiers.tree import TreeVerifier
+from jaxspec.verifiers.univer import UniVerVerifier
 from tests.benchmarks.workload import chat_prompts, disturbed, show, show_machine
 
 ROUNDS, BATCH, K = 12, 16, 4
@@ -52,10 +53,15 @@ CASES = {
     "4 drafts, without replacement": Case(MultiDraftVerifier(), 4),
     "4 drafts, traversal": Case(TraversalVerifier(), 4),
 }
+LONG, BINARY = Tree.of_size(16), Tree.balanced((2, 2, 2))
 TREES = {
-    "tree of 16, top children": (None, TreeVerifier()),
-    "tree of 16, without replacement": (WithoutReplacement(), MultiDraftVerifier()),
-    "tree of 16, traversal": (WithoutReplacement(), TraversalVerifier()),
+    "tree of 16, top children": (LONG, MostLikely(), TreeVerifier()),
+    "tree of 16, without replacement": (LONG, WithoutReplacement(), MultiDraftVerifier()),
+    "tree of 16, traversal": (LONG, WithoutReplacement(), TraversalVerifier()),
+    "tree of 16, UniVer": (LONG, TopAndSampled(), UniVerVerifier()),
+    "binary tree of 14, without replacement": (BINARY, WithoutReplacement(), MultiDraftVerifier()),
+    "binary tree of 14, traversal": (BINARY, WithoutReplacement(), TraversalVerifier()),
+    "binary tree of 14, UniVer": (BINARY, TopAndSampled(), UniVerVerifier()),
 }
 
 
@@ -66,9 +72,8 @@ def run(model_name: str, repeats: int) -> None:
     bench = _Bench.of(model_name, repeats)
     for name, case in CASES.items():
         _show(f"{name}, k={K}", *bench.measure(lambda model, case=case: case.drafter(model, K), case.verifier))
-    for name, (draw, verifier) in TREES.items():
-        options = {} if draw is None else {"draw": draw}
-        make = lambda model, options=options: TreeDrafter(model, Tree.of_size(16), **options)  # noqa: E731
+    for name, (tree, draw, verifier) in TREES.items():
+        make = lambda model, tree=tree, draw=draw: TreeDrafter(model, tree, draw)  # noqa: E731
         _show(name, *bench.measure(make, verifier))
 
 
