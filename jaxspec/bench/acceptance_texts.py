@@ -31,7 +31,7 @@ def read_texts(
     """
     path = Path(path)
     with reading(path, advice="pass a file of UTF-8 text"):
-        lines = [line.strip() for line in decode_text(path.read_bytes()).splitlines() if line.strip()]
+        lines = [line.strip() for line in decode_text(path.read_bytes()).split("\n") if line.strip()]
     if not lines:
         raise ValueError(f"{path} is empty; expected prompts, one per line, or JSON lines")
     if chat and not tokenizer.has_chat_template:

@@ -75,7 +75,7 @@ class EngineLog:
         data = path.read_bytes()
         with reading(path, advice=""):
             text = decode_text(data)
-        lines = [(place, line) for place, line in enumerate(text.splitlines(), 1) if line.strip()]
+        lines = [(place, line) for place, line in enumerate(text.split("\n"), 1) if line.strip()]
         if not lines:
             raise ValueError(f"{path} is empty; expected {_EXAMPLES}")
         try:

@@ -112,7 +112,9 @@ def complete_file(
         rows = (_row(line, index) for index, line in enumerate(lines[len(done) :], len(done)))
         with part.open("ab") as file:
             for index, result in enumerate(complete(engine, rows, **options), len(done)):
-                done.append(json.dumps(_answer(index, lines[index], result), ensure_ascii=False))
+                written = json.dumps(_answer(index, lines[index], result), ensure_ascii=False)
+                # An id, or the name of an unknown option, may have half of a surrogate pair.
+                done.append(written.encode(errors="backslashreplace").decode())
                 file.write(done[-1].encode() + b"\n")
                 file.flush()
                 report(len(done), len(lines), result)
@@ -181,7 +183,7 @@ def _resume(part: Path, said: Mapping[str, str]) -> list[str]:
 def _row(line: str, index: int) -> Mapping[str, Any] | Exception:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return ValueError(f"line {index + 1} is no JSON: {error}")
     if not isinstance(row, dict):
         return ValueError(f"line {index + 1} must be a JSON object, got {type(row).__name__}")
@@ -190,7 +192,7 @@ def _row(line: str, index: int) -> Mapping[str, Any] | Exception:
 
 def _answer(index: int, line: str, result: TextResult | Exception) -> dict[str, Any]:
     found: dict[str, Any] = {"index": index}
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # the row has none
+    with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):  # the row has none
         found["id"] = json.loads(line)["id"]
     if isinstance(result, Exception) or result.error is not None:
         return found | {"error": str(result) if isinstance(result, Exception) else result.error}

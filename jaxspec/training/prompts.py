@@ -89,6 +89,7 @@ def read_prompts(paths: Sequence[str | os.PathLike[str]]) -> list[Conversation]:
         in turn. The assistant's messages are used unchanged. Content is a text, or a list of parts
         `{"type": "text", "text": ...}`. A message with `tool_calls` may have none; messages of `tool` may follow it;
       * `"conversations"`: the same, or dictionaries with `from` and `value`, as in ShareGPT's files.
+    `"system"` is the system message, if it is not among these.
     `"category"`, `"source"` and `"license"` are strings; `"reference"` is a good answer, or one for each of the first
     turns, a string or a list of its parts; other keys are ignored.
 
@@ -133,21 +134,27 @@ def _parse(fields: Any) -> Conversation:
         name: _string(fields[name], name) for name in ("category", "source", "license") if name in fields
     }
     labels["references"] = _references(fields.get("reference"))
+    # As in many of ShareGPT's files, where it is often null or empty.
+    system = _string(fields.get("system") or "", "system") or None
     if forms == ["prompt"]:
-        return Conversation((_said(fields["prompt"], "prompt"),), **labels)
+        return Conversation((_said(fields["prompt"], "prompt"),), system=system, **labels)
     if forms in (["messages"], ["conversations"]):
-        return _from_messages(fields[forms[0]], forms[0], labels)
+        return _from_messages(fields[forms[0]], forms[0], system, labels)
     turns = _strings(fields["turns"], "turns")
     answers = _strings(fields["answers"], "answers") if "answers" in fields else ()
     if answers and len(answers) != len(turns):
         raise ValueError(f"expected one answer a turn, got {len(answers)} for {len(turns)}")
-    return Conversation(turns, answers, **labels)
+    return Conversation(turns, answers, system, **labels)
 
 
-def _from_messages(messages: Any, form: str, labels: dict[str, Any]) -> Conversation:
+def _from_messages(messages: Any, form: str, system: str | None, labels: dict[str, Any]) -> Conversation:
     if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
         raise ValueError(f"{form} must be a list of objects with role and content")
     said = [_message(message) for message in messages]
+    if system is not None:
+        if said and said[0].get("role") == "system":
+            raise ValueError("system is next to a message of the system; leave one out")
+        said.insert(0, {"role": "system", "content": system})
     for message in said:
         check_message(message)
         # Calls often have an empty text next to them, and some tools return nothing.

@@ -29,6 +29,11 @@ def test_lines_of_windows_are_prompts(tmp_path, text):
     assert TOKENIZER.decode(found.prompt) == "The sea"
 
 
+def test_only_a_new_line_ends_a_prompt(tmp_path):
+    texts = ["The\u2028sea", "is\x0cwide", "or\x85deep"]
+    assert [TOKENIZER.decode(one.prompt) for one in _read(tmp_path, "\n".join(texts))] == texts
+
+
 def test_answers_are_given_texts(tmp_path):
     (found,) = _read(tmp_path, '{"turns": ["The sea"], "answers": ["is wide"]}')
     assert TOKENIZER.decode(found.prompt + found.answer) == "The sea\n\nis wide"

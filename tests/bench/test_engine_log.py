@@ -29,6 +29,7 @@ def test_counters_are_shares_of_what_gets_there(tmp_path):
 def test_rounds_are_counted_by_what_they_drafted(tmp_path):
     rounds = [(10, 2, 2), (20, 2, 1), (30, 1, 1), (90, 2, 0)]
     lines = [json.dumps(dict(zip(("context", "drafted", "accepted"), one, strict=True))) for one in rounds]
+    lines[0] = lines[0].replace("}", ', "text": "a\u2028b\x85"}')
     log = _read(tmp_path, "\n".join(lines))
     assert [one.value for one in log.acceptance] == [0.75, 0.5]
     found = Comparison.of(log, REFERENCE, RANGES)

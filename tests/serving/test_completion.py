@@ -58,6 +58,17 @@ def test_answers_are_in_order_and_bad_rows_are_errors(engine, source, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.jsonl", "prompts.jsonl"]
 
 
+def test_a_strange_row_ends_no_other(engine, tmp_path):
+    deep = "[" * 100_000 + "]" * 100_000
+    rows = [r'{"prompt": "the", "id": "\ud800"}', deep, f'{{"prompt": "the", "id": {deep}}}']
+    rows += [r'{"prompt": "the", "\udfff": 1}', '{"prompt": "the sea"}']
+    (tmp_path / "prompts.jsonl").write_text("\n".join(rows))
+    assert complete_file(engine, tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl", **OPTIONS) == 3
+    found = read(tmp_path / "answers.jsonl")
+    assert found[0]["id"] == "\ud800" and [len(found[place]["token_ids"]) for place in (0, 4)] == [5, 5]
+    assert all("recursion" in found[place]["error"] for place in (1, 2)) and "\udfff" in found[3]["error"]
+
+
 def test_an_interrupted_run_goes_on(engine, source, tmp_path):
     out, part = tmp_path / "answers.jsonl", tmp_path / "answers.jsonl.part"
     complete_file(engine, source, out, **OPTIONS)

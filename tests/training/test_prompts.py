@@ -78,6 +78,17 @@ def test_parts_shared_conversations_and_tools_are_read(tmp_path):
     assert answered.messages(["", "ten"])[-1] == answered.answer(1) == {"role": "assistant", "content": "ten"}
 
 
+def test_a_system_message_may_be_next_to_the_others(tmp_path):
+    human, user = {"from": "human", "value": "a"}, {"role": "user", "content": "a"}
+    forms = [{"conversations": [human]}, {"messages": [user]}, {"turns": ["a"]}, {"prompt": "a"}]
+    path = _write(tmp_path / "a.jsonl", *(form | {"system": "be brief"} for form in forms))
+    assert read_prompts([path]) == [Conversation(("a",), (), "be brief")] * 4
+    tools = {"messages": TOOLS, "system": "be brief"}
+    (called,) = read_prompts([_write(tmp_path / "a.jsonl", tools)])
+    assert called.messages([""])[0] == {"role": "system", "content": "be brief"} and called.turns[0] == "time?"
+    assert read_prompts([_write(tmp_path / "a.jsonl", forms[0] | {"system": ""})]) == [Conversation(("a",))]
+
+
 def test_calls_have_empty_texts_and_answers_other_names(tmp_path):
     empty = [TOOLS[0], CALL | {"content": ""}, {"role": "tool", "content": ""}]
     turns = [{"from": name, "value": "a"} for name in ("user", "chatgpt", "human", "bing", "user", "bard")]
@@ -122,6 +133,11 @@ def test_lines_of_windows_are_read(tmp_path):
             "tool_calls of a message must be a list of dictionaries, got 'f'",
         ),
         ('{"conversations": [{"from": "human"}]}', "the content of a message must be a string, got NoneType"),
+        ('{"prompt": "hi", "system": ["be brief"]}', "system must be a string, got list"),
+        (
+            '{"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}], "system": "c"}',
+            "system is next to a message of the system; leave one out",
+        ),
         (b'{"prompt": "\xff"}', "utf-8"),
         (r'{"prompt": "ab\ud800"}', "half of a surrogate pair at 2"),
         ("[" * 100_000, "RecursionError"),
