@@ -16,9 +16,11 @@ JSON_TEXT = {"whitespace_flexible": False, "json_allowed_escapes": 'nrbtf\\"'}
 # The parts of an expression: an escape, the beginning of a group or class, a repetition, or one character.
 _PART = re.compile(
     r"\\u\{[0-9a-fA-F]+\}|\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\[pP]\{[^}]*\}|\\.|\(\?[a-zA-Z-]+[:)]"
-    r"|\(\?(?:<?[=!]|:|P?<\w+>)|\[\^?|\{\d+(?:,\d*)?\}|.",
+    r"|\(\?(?:<?[=!]|:|P?<\w+>)|\[\^?|\{\d+(?:,\d*)?\}|\{,\d+\}|.",
     re.DOTALL,
 )
+_REPETITION = re.compile(r"[*+?]|\{.*\d.*\}")
+_NAMED_CLASS = re.compile(r"\[:\^?\w+:$")
 # What a shorthand contains in every dialect, and what it contains in any of them.
 _EVERY = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t\n\x0c\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"}
 _ANY = {
@@ -49,7 +51,7 @@ def translated(pattern: str) -> str:
     """
     for known, plain in _KNOWN.items():
         pattern = pattern.replace(known, plain)
-    parts, found, place = _PART.findall(pattern), [], 0
+    parts, found, place, repeated = _PART.findall(pattern), [], 0, ""
     # A flag that holds in one group only is left out for dots: then they match less, and nothing wrong.
     dot_is_all = bool(parts) and re.fullmatch(r"\(\?[a-z]*s[a-z]*\)", parts[0]) is not None
     while place < len(parts):
@@ -59,9 +61,12 @@ def translated(pattern: str) -> str:
                 end = parts.index("]", place)
             except ValueError:
                 raise ValueError("it has an unclosed bracket") from None
+            if named := _NAMED_CLASS.search("".join(parts[place:end])):
+                raise ValueError(f"it has {named[0]}], which libraries read in several ways")
             found.append(_class(parts[place:end], negated=part == "[^"))
-            place = end + 1
+            place, repeated = end + 1, ""
         else:
+            repeated = _repeated(part, repeated)
             found.append(_outside(part, dot_is_all=dot_is_all))
     text = "".join(found)
     if problem := problem_of({"type": "string", "pattern": text}):
@@ -76,6 +81,22 @@ def problem_of(schema: dict[str, Any]) -> str:
     return matcher.validate_grammar(matcher.grammar_from_json_schema(json.dumps(schema)), None)
 
 
+def _repeated(part: str, before: str) -> str:
+    """Returns the repetition that ends with a part, given the one before it; empty if there is none.
+
+    Raises:
+      ValueError: one dialect takes the repetition as another one, or refuses it.
+    """
+    if part.startswith("{,"):
+        raise ValueError(f"it has {part}, which libraries read in several ways; write {{0{part[1:]}")
+    if _REPETITION.fullmatch(part) is None:
+        return ""
+    is_lazy = len(before) > 1 and before.endswith("?")
+    if before and (part != "?" or is_lazy):
+        raise ValueError(f"it has {part} after {before}, which libraries read in several ways")
+    return before + part
+
+
 def _outside(part: str, dot_is_all: bool) -> str:
     """Translates a part outside classes."""
     if part == ".":
@@ -88,6 +109,8 @@ def _outside(part: str, dot_is_all: bool) -> str:
         return part
     if part in _EDGES:
         return _EDGES[part]
+    if part == "\\":
+        raise ValueError("it ends within an escape")
     if re.fullmatch(r"\\[dDwWsS]|\\[pP]\{.*\}", part):
         return _class([part], negated=False)
     if re.fullmatch(r"\\[bBkG1-9]", part):

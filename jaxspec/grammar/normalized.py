@@ -458,11 +458,11 @@ def _read_by_library(number: float) -> float:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Yields the scalars in a value, except for names."""
+    """Yields the scalars in a value, and the names."""
     if not isinstance(value, dict | list):
         yield value
         return
-    for one in value.values() if isinstance(value, dict) else value:
+    for one in [*value, *value.values()] if isinstance(value, dict) else value:
         yield from _leaves(one)
 
 

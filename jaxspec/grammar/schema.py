@@ -35,6 +35,7 @@ _MOST_PARTS = 2**16
 # An integer in an expression, unless it is the beginning of a number, which a point follows.
 _INTEGER = re.compile(re.escape("(0|[1-9][0-9]*)") + r"(?!\)\(\\\.)")
 TYPES = {"string", "integer", "number", "boolean", "null", "array", "object"}
+_SHAPES = frozenset(("object", "array", "scalar"))
 
 
 def as_dict(schema: Any) -> dict[str, Any]:
@@ -208,18 +209,46 @@ def _check_ends(schema: dict[str, Any]) -> None:
         raise ValueError(f"the schema requires {endless[0]} within itself, so no text can end; make it optional")
 
 
-def _ends(schema: Any, ending: set[str]) -> bool:
-    """Returns whether a text of a schema can end, if those of the references in `ending` can."""
+def _ends(schema: Any, ending: set[str], shapes: frozenset[str] = _SHAPES) -> bool:
+    """Returns whether a text of a schema can end, if those of the references in `ending` can.
+
+    `shapes` are those that the schemas around it allow, of object, array and scalar. Where no type is named, whoever
+    writes properties means objects, and whoever writes items arrays.
+    """
     if not isinstance(schema, dict):
         return True
+    together = schema.get("allOf", ())
+    shapes = frozenset.intersection(shapes, *map(_shapes, (schema, *together)))
     size, tuples = schema.get("minItems", 0), schema.get("prefixItems", [])
-    parts = [*schema.get("allOf", ()), *tuples[:size], *([schema.get("items")] if size > len(tuples) else [])]
-    parts += [(schema.get("properties") or {}).get(name) for name in schema.get("required", ())]
+    parts: dict[str, list[Any]] = {"scalar": [], "object": _required(schema)}
+    parts["array"] = [*tuples[:size], *([schema.get("items")] if size > len(tuples) else [])]
     return (
         ("$ref" not in schema or schema["$ref"] in ending)
-        and all(_ends(one, ending) for one in parts)
-        and all(any(_ends(one, ending) for one in schema[key]) for key in ("anyOf", "oneOf") if schema.get(key))
+        and (all if shapes in (_SHAPES, set()) else any)(
+            [all(_ends(one, ending) for one in parts[shape]) for shape in shapes]
+        )
+        and all(_ends(one, ending, shapes) for one in together)
+        and all(any(_ends(one, ending, shapes) for one in schema[key]) for key in ("anyOf", "oneOf") if schema.get(key))
     )
+
+
+def _shapes(schema: Any) -> frozenset[str]:
+    """Returns which of object, array and scalar a schema's type allows."""
+    kinds = schema.get("type", TYPES) if isinstance(schema, dict) else TYPES
+    return frozenset(one if one in _SHAPES else "scalar" for one in ([kinds] if isinstance(kinds, str) else kinds))
+
+
+def _required(schema: dict[str, Any]) -> list[Any]:
+    """Returns schemas that the properties of an object with the fewest properties have."""
+    own, patterned = schema.get("properties") or {}, schema.get("patternProperties") or {}
+    rest = schema.get("additionalProperties")
+    required = schema.get("required", ())
+    named = [own[name] for name in required if name in own]
+    # Whether a pattern matches a name is for the library to say; one alone leaves no choice.
+    others = [*patterned.values(), *([rest] if isinstance(rest, dict) else [])]
+    if len(others) == 1 and (set(required) - set(own) or schema.get("minProperties", 0) > len(own)):
+        named += others
+    return named
 
 
 def _size(schema: Any, root: dict[str, Any], above: tuple[str, ...], known: dict[str, float | int]) -> float | int:

@@ -77,6 +77,14 @@ def test_what_libraries_read_in_several_ways(pattern, good, bad):
         ("[a", "it has an unclosed bracket"),
         (r"^a\x01$", "no string without unusual control characters matches it"),
         ("[]", "no string without"),
+        ("^a\\", "it ends within an escape"),
+        ("\\", "it ends within an escape"),
+        ("^a{,3}$", r"it has \{,3\}, which libraries read in several ways; write \{0,3\}"),
+        ("^a++a$", r"it has \+ after \+, which libraries read in several ways"),
+        ("^a{2}{3}$", r"it has \{3\} after \{2\}, which"),
+        ("^a?*$", r"it has \* after \?, which"),
+        ("^[[:alpha:]]$", r"it has \[:alpha:\], which libraries read in several ways"),
+        ("^[^x[:^digit:]]$", r"it has \[:\^digit:\], which"),
     ],
 )
 def test_what_cannot_be_followed(pattern, problem):

@@ -279,6 +279,8 @@ DEEP_CHOICES = functools.reduce(lambda inner, _: {"anyOf": [inner]}, range(460),
         ({"properties": {"\ud800": {}}}, "schema lists '\\ud800', with a control character or surrogate"),
         ({"enum": [0.09103597991823327]}, "schema lists 0.09103597991823327, whose last digit the library rounds"),
         ({"required": ["a\x01"]}, "schema lists 'a\\x01', with a control character or surrogate"),
+        ({"const": [{"\ud800": 1}]}, "schema lists '\\ud800', with a control character or surrogate"),
+        ({"enum": [{"a": {"\x01": 1}}]}, "schema lists '\\x01', with a control character or surrogate"),
         ({"items": {"pattern": "^a$", "minLength": 3, "type": "string"}, "minItems": 1, "type": "array"}, EXCLUDE),
         (
             {"$defs": {"a": {"enum": ["a"], "const": "b"}}, "$ref": "#/$defs/a", "title": "t"},
@@ -332,13 +334,22 @@ def test_expressions_that_double_are_followed_by_the_host():
 def test_optional_parts_that_never_end_are_named():
     endless = {"type": "object", "required": ["x"], "properties": {"x": {"$ref": "#/$defs/a"}}}
     tuples = {"type": "array", "minItems": 1, "prefixItems": [{"anyOf": [{"$ref": "#/$defs/a"}]}]}
-    for part in (endless, tuples, {"$ref": "#/$defs/a"}):
+    named = {"type": "object", "required": ["x"], "patternProperties": {"^x": {"$ref": "#/$defs/a"}}}
+    others = {"type": "object", "required": ["x"], "additionalProperties": {"$ref": "#/$defs/a"}}
+    some = {"type": "object", "minProperties": 1, "additionalProperties": {"$ref": "#/$defs/a"}}
+    apart = {"allOf": [{"type": "object"}, {"required": ["x"], "properties": {"x": {"$ref": "#/$defs/a"}}}]}
+    several = {"type": ["object", "array"], "minItems": 1, "items": {"$ref": "#/$defs/a"}} | apart["allOf"][1]
+    for part in (endless, tuples, {"$ref": "#/$defs/a"}, named, others, some, apart, several):
         with pytest.raises(
             ValueError, match=r"requires #/\$defs/a within itself, so no text can end; make it optional"
         ):
             Grammar.json_schema({"$defs": {"a": part}, "properties": {"in": {"$ref": "#/$defs/a"}}})
     ends = {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}
     assert accepts({"$defs": {"a": ends}, "items": {"$ref": "#/$defs/a"}, "minItems": 1, "type": "array"}, "[null]")
+    or_null = endless | {"type": ["object", "null"]}
+    assert accepts({"$defs": {"a": or_null}, "$ref": "#/$defs/a"}, '{"x":{"x":null}}')
+    more = {"type": "object", "required": ["y"], "properties": {"y": {}}, "additionalProperties": {"$ref": "#/$defs/a"}}
+    assert accepts({"$defs": {"a": more}, "$ref": "#/$defs/a"}, '{"y":1,"z":{"y":2}}')
 
 
 def test_an_excluded_bound_is_no_value():
