@@ -66,7 +66,7 @@ class Grammar:
         validate.text("source", self.source, made)
         expected = _SOURCES[self.kind]
         if self.kind == "lark":
-            lark.check_ends(self.source)
+            lark.check(self.source)
         if expected is None:
             return
         try:

@@ -263,7 +263,8 @@ class RowMatchers:
 
     def _allowed(self, matcher: Any) -> UInt32[np.ndarray, "w"]:
         if matcher.is_error():  # it exceeded its limits: the row ends, with a status
-            warnings.warn(f"a grammar cannot be followed any further: {matcher.get_error():.300}", stacklevel=2)
+            problem = matcher.get_error().split("\n")[0]  # without the library's state
+            warnings.warn(f"a grammar cannot be followed any further: {problem:.300}", stacklevel=2)
             return np.zeros(self._words, np.uint32)
         if matcher.is_stopped():
             return self._stops

@@ -1,4 +1,4 @@
-"""Finds rules of Lark grammars whose texts never end."""
+"""Finds parts of Lark grammars that the library takes and then cannot follow: rules without an end, single tokens."""
 
 import json
 import re
@@ -22,15 +22,19 @@ _TOKEN = re.compile(
 _Tokens = list[tuple[str | None, str]]
 
 
-def check_ends(grammar: str) -> None:
-    """Raises `ValueError` if a rule in use derives no finite text, so that its texts never end.
+def check(grammar: str) -> None:
+    """Raises `ValueError` if a rule in use derives no finite text, or a grammar names one token by its id.
 
     Invalid grammars and unknown notations pass: the library that follows the grammar judges them.
     """
+    tokens = _tokens(grammar)
+    alone = [text for kind, text in tokens if kind == "text" and re.fullmatch(r"<\[\s*\d+\s*\]>", text)]
     try:
-        _check_rules(_tokens(grammar))
+        _check_rules(tokens)
     except RecursionError:
         raise ValueError("the grammar is nested too deeply") from None
+    if alone:
+        raise ValueError(f"the grammar names the token {alone[-1]}, which cannot be followed; write its text instead")
 
 
 def _tokens(grammar: str) -> _Tokens:

@@ -234,6 +234,7 @@ def test_small_grammars_are_tables_and_others_are_followed():
         ({"regex": "a", "stop_tokens": ()}, ValueError, "a grammar ends a text by a stop token, got stop_tokens=()"),
         ({"grammar": "start: ((("}, ValueError, "this lark grammar is not supported"),
         ({"grammar": "start: <|end|>"}, ValueError, "name no special token such as"),
+        ({"grammar": "start: <[100]>"}, ValueError, "the grammar names the token <[100]>, which cannot be followed"),
         ({"grammar": "start: a\na: start"}, ValueError, "the rule a of the grammar never ends"),
         ({"grammar": 'start: ""'}, ValueError, "this lark grammar allows no answer that has a token"),
         ({"grammar": "start: other"}, ValueError, "at 1(8): unknown name"),

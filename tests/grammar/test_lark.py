@@ -31,6 +31,13 @@ def test_a_rule_that_never_ends_is_named(name):
         Grammar.lark(source)
 
 
+def test_one_token_has_a_text():
+    """The library takes a single id and then cannot follow it; several are fine, and so is a text like one."""
+    with pytest.raises(ValueError, match=r"names the token <\[5\]>, which cannot be followed; write its text instead"):
+        Grammar.lark('start: "x" <[5]>')
+    follower(Grammar.lark('start: <[5,6]> "<[5]>" /<[5]>/'))
+
+
 def test_a_schema_in_a_grammar_ends_too():
     with pytest.raises(ValueError, match="the schema requires # within itself, so no text can end"):
         Grammar.lark('start: %json {"properties": {"a": {"$ref": "#"}}, "required": ["a"]}')
