@@ -22,8 +22,12 @@ _SECONDS = 60.0 if chat_worker.resource is not None else 10.0
 _MOST_REPLY = 16 * chat_worker.CHARACTERS
 # The possible names of a message's reasoning; templates read the first, and some the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-# A template with such a loop takes content in parts.
-_READS_PARTS = re.compile(r"""\bfor\s+\w+\s+in\s+(\w+\s*(\.\s*|\[\s*["']))?content\b""")
+# A template with one of these takes content in parts: a loop over it, a filter by an attribute, a part's text by number.
+_READS_PARTS = re.compile(
+    r"""\bfor\s+\w+\s+in\s+(?:(?!\bif\b)[^%|]){0,200}\bcontent\b"""
+    r"""|(?<!attr\(["'])\bcontent\b["'\])\s]*\|\s*(?:map|selectattr|rejectattr)\b"""
+    r"""|\bcontent\b["'\])\s]*\[\s*-?\d+\s*\]\s*(?:\.|\[\s*["'])\s*(?:text|type)\b"""
+)
 
 
 def check_message(message: Any) -> None:

@@ -206,6 +206,14 @@ def test_chat_template_errors():
             "{% endfor %}",
             "<a><b>",
         ),
+        ("{% for x in messages[0]['content'] %}<{{ x.text }}>{% endfor %}", "<a><b>"),
+        ("{%- for x in messages[0].content|list -%}<{{ x.text }}>{%- endfor -%}", "<a><b>"),
+        ("{% for x in messages[0].get('content') %}<{{ x['text'] }}>{% endfor %}", "<a><b>"),
+        ("{{ messages[0]['content'][0]['text'] }}{{ messages[0].content[1].text }}", "ab"),
+        ("{{ messages[0].content | map(attribute='text') | join(' and ') }}", "a and b"),
+        ("{{ messages | selectattr('content') | map(attribute='content') | join }}", "a\nb"),
+        ("{% for m in messages if m.content %}{{ m.content }}{% endfor %}", "a\nb"),
+        ("{% for m in messages | selectattr('content') %}{{ m.content[0] }}{% endfor %}", "a"),
     ],
 )
 def test_content_in_parts(template, rendered):

@@ -192,6 +192,8 @@ def test_the_files_of_a_template(folder):
     message = [{"role": "user", "content": "x"}]
     text = lambda: (read := Tokenizer.from_folder(folder)).decode(read.apply_chat_template(message))  # noqa: E731
     (folder / "chat_template.json").write_text('{"chat_template": "three"}')
+    (folder / "chat_template.jinja").write_bytes(b"\xef\xbb\xbfone\r\nmore")
+    assert text() == "one\nmore"
     (folder / "chat_template.jinja").write_text("one")
     assert text() == "one"
     (folder / "chat_template.jinja").unlink()
