@@ -29,7 +29,8 @@ _LLAMA3_SPLIT = (
 )
 _QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
-_IDS = tuple(f"{name}_token_id" for name in ("bos", "eos", "unknown", "eot", "eom"))
+_ENDING = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+_IDS = tuple(f"{name}_token_id" for name in ("bos", "unknown", *_ENDING))
 _METADATA = {
     **dict.fromkeys((f"{_KEY}model", f"{_KEY}pre", "tokenizer.chat_template"), TEXT),
     **dict.fromkeys((f"{_KEY}tokens", f"{_KEY}merges"), TEXTS),
@@ -42,15 +43,17 @@ _METADATA = {
 }
 
 # Tokens that are control tokens by their text, of any type in the file, as in llama.cpp (`llama-vocab.cpp`). The first
-# end a turn or a text, even if the metadata do not name them; the others mark gaps to fill in, and files.
+# end a turn, a text or a file, even if the metadata do not name them; the others mark gaps to fill in.
 _END = re.compile(
     r"</s>|<eos>|<\|endoftext\|>|<\|end_of_text\|>|<\uff5cend▁of▁sentence\uff5c>|<end_of_utterance>|<end_of_turn>"
     r"|<\|(im_end|eot_id|eom_id|end|return|calls?|flush)\|>|<turn\|>|<\|tool_response>|_?<EOT>|\[EO[TS]\]|\[e~\["
+    r"|<\|fim_(pad|repo)\|>|<fim[-_]pad>|<PAD>|\[PAD\]|<fim-repo>|<REPO>|<reponame>|<\|(repo_name|file_sep)\|>"
 )
+# These end nothing in a vocabulary that has all the others on the right: it ends messages within a turn with them.
+_WITHIN_TURNS = {"<|end|>": ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}), "</s>": ({"<|tool_response>"},)}
 _GAP = re.compile(
-    r"<\|fim_(prefix|suffix|middle|pad|repo)\|>|<fim[-_](prefix|suffix|middle|pad)>|<\uff5cfim▁(begin|hole|end)\uff5c>"
-    r"|▁?<(PRE|SUF|MID)>|<\|(code_)?(prefix|suffix|middle)\|>|<PAD>|\[PAD\]|<fim-repo>|<REPO>|<reponame>"
-    r"|<\|(repo_name|file_sep)\|>"
+    r"<\|fim_(prefix|suffix|middle)\|>|<fim[-_](prefix|suffix|middle)>|<\uff5cfim▁(begin|hole|end)\uff5c>"
+    r"|▁?<(PRE|SUF|MID)>|<\|(code_)?(prefix|suffix|middle)\|>"
 )
 
 
@@ -262,9 +265,11 @@ def _add_start(backend: tokenizers.Tokenizer, special: Mapping[str, str], adds_b
 
 
 def _ends(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[int, ...]:
-    named = [metadata.get(f"{_KEY}{key}_token_id") for key in ("eos", "eot", "eom")]
-    known = (index for index, token in enumerate(tokens) if _END.fullmatch(token))
-    return tuple(sorted({*known, *(index for index in named if index is not None)}))
+    named = [metadata.get(f"{_KEY}{key}_token_id") for key in _ENDING]
+    ends = {index for index, token in enumerate(tokens) if _END.fullmatch(token)}
+    ends |= {index for index in named if index is not None}
+    within = {one for one, others in _WITHIN_TURNS.items() if any(map(set(tokens).issuperset, others))}
+    return tuple(sorted(index for index in ends if tokens[index] not in within))
 
 
 # By `tokenizer.ggml.model`: builds the tokenizer, and says whether encoding adds the BOS token by default.

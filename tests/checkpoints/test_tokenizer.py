@@ -51,7 +51,7 @@ def test_golden_chats(real, case):
 
 @pytest.mark.smollm2
 def test_special_ids(real):
-    assert (real.bos_token_id, real.eos_token_ids, real.vocab_size) == (1, (0, 2), 49152)
+    assert (real.bos_token_id, real.eos_token_ids, real.vocab_size) == (1, (0, 2, 4), 49152)
     assert real.token_bytes(2) == b"" and real.token_bytes(2, skip_special_tokens=False) == b"<|im_end|>"
     assert real.decode([28, 2]) == real.decode([28])
 
@@ -144,12 +144,29 @@ def test_control_tokens_that_end_a_turn():
 def test_tokens_that_look_like_control_tokens_are(kind):
     """As llama.cpp overrides the types that converters gave them."""
     ends = ("<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<eos>")
+    ends = (*ends, "<|file_sep|>", "<|repo_name|>", "<fim_pad>")
     tokenizer = _with_tokens(**dict.fromkeys((*ends, "<|fim_prefix|>", "<tool>"), kind))
-    assert tokenizer.eos_token_ids == (2, *range(265, 272))
+    assert tokenizer.eos_token_ids == (2, *range(265, 275))
     for index, text in enumerate((*ends, "<|fim_prefix|>"), 265):
         assert tokenizer.encode(f"a{text}b", add_special_tokens=False) == [259, 260, index, 259, 261]
         assert (tokenizer.decode([index]), tokenizer.is_special(index)) == ("", True)
-    assert tokenizer.decode([273]) == "<tool>"
+    assert tokenizer.decode([276]) == "<tool>"
+
+
+@pytest.mark.parametrize("ends", [("<|return|>", "<|call|>"), ("<|calls|>", "<|flush|>")])
+def test_messages_within_a_turn_end_in_tokens_too(ends):
+    """As in llama.cpp, where other tokens end the turn."""
+    tokenizer = _with_tokens(**dict.fromkeys(("<|end|>", *ends), 3))
+    assert tokenizer.eos_token_ids == (2, 266, 267) and tokenizer.is_special(265)
+    assert _with_tokens(**{"<|end|>": 3, ends[0]: 3}).eos_token_ids == (2, 265, 266)
+    assert _with_tokens(**{"<|tool_response>": 3}).eos_token_ids == (265,)
+
+
+def test_ends_that_the_metadata_name():
+    named = {f"tokenizer.ggml.{name}_token_id": index for index, name in enumerate(("fim_pad", "fim_rep", "fim_sep"), 5)}
+    assert build_tokenizer(_sentencepiece(**named)).eos_token_ids == (2, 5, 6, 7)
+    with pytest.raises(ValueError, match="fim_sep_token_id: 999, but the vocabulary has 265 tokens"):
+        build_tokenizer(_sentencepiece(**named | {"tokenizer.ggml.fim_sep_token_id": 999}))
 
 
 @pytest.mark.parametrize(
