@@ -213,6 +213,7 @@ class Family:
       defaults: the settings of `config.json` that are read, and their defaults: those of the family's configuration
         class in transformers. `None` means that the default follows from other settings.
       nulls: the settings whose null is not the default. The null of a size is an error.
+      synonyms: maps names that other families have for a setting to its own. They count more, as in transformers.
       prefix: the prefix of most tensor names.
       constants: a regular expression for tensors, without the prefix, that older versions of transformers stored
         although they are computed.
@@ -232,6 +233,7 @@ class Family:
     map_params: Callable[[TransformerConfig], Iterable[ParamMapping]]
     defaults: Mapping[str, Any]
     nulls: tuple[str, ...] = ()
+    synonyms: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefix: str = "model."
     constants: str = r"rotary_emb\w*\.(\w*inv_freq|cos_cached|sin_cached)$"
     write_config: Callable[[TransformerConfig], dict[str, Any]] | None = None
@@ -248,6 +250,7 @@ class Family:
           ValueError: an option is not supported; it is a `SettingError`.
         """
         values = {key: x for key, x in config.items() if x is not None or key in self.nulls}
+        values |= {own: values[name] for name, own in self.synonyms.items() if name in values}
         return self.build_config({"model_type": self.model_type, **self.defaults, **values})
 
     def full_name(self, name: str) -> str:

@@ -49,6 +49,13 @@ _DEFAULTS = {
     "tie_word_embeddings": True,
 }
 
+_SYNONYMS = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+
 
 def _read_config(config: Mapping[str, Any]) -> TransformerConfig:
     for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
@@ -131,6 +138,7 @@ GPT2 = Family(
     map_params=_map_params,
     defaults=_DEFAULTS,
     nulls=_SIZES,
+    synonyms=_SYNONYMS,
     prefix="transformer.",
     constants=r"^h\.\d+\.attn\.(masked_)?bias$",
     gguf=GGUFLayout(architecture="gpt2", settings=_GGUF_SETTINGS, tensors=_GGUF_TENSORS, blocks="h", restore=_restore),

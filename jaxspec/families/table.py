@@ -75,7 +75,7 @@ def read_config(config: Mapping[str, Any]) -> TransformerConfig:
     """
     check_settings(config, {key: SETTINGS[key] for key in SHARED})
     family = find_family(config)
-    check_settings(config, {key: one for key, one in SETTINGS.items() if key in family.defaults})
+    check_settings(config, {key: one for key, one in SETTINGS.items() if key in {*family.defaults, *family.synonyms}})
     return family.read_config(config)
 
 

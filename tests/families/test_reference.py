@@ -52,6 +52,7 @@ def _attribute(config, key):
 def test_every_default(family):
     """Compares the defaults key by key, except those that follow from others, which the next test compares."""
     config = _theirs(family.model_type, {})
+    assert dict(family.synonyms) == config.attribute_map
     derived = {
         *("rope_scaling", "rope_parameters", "original_max_position_embeddings", "partial_rotary_factor"),
         *("head_dim", "num_key_value_heads", "layer_types", "n_inner", "sliding_window_pattern"),

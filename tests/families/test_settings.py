@@ -116,6 +116,17 @@ def test_a_default_is_the_one_of_the_family():
     ]
 
 
+def test_gpt2_under_the_names_of_other_families():
+    """transformers reads both, and the common names last."""
+    common = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, "max_position_embeddings": 96}
+    own = {"n_embd": 64, "n_layer": 3, "n_head": 8, "n_positions": 96}
+    assert read_config(common | {"model_type": "gpt2"}) == read_config(own | {"model_type": "gpt2"})
+    both = common | {"n_embd": 32, "n_head": 4, "hidden_size": None, "model_type": "gpt2"}
+    assert (read_config(both).width, read_config(both).num_heads) == (32, 8)
+    with pytest.raises(SettingError, match="^num_attention_heads: expected an integer from 1"):
+        read_config(both | {"num_attention_heads": 0})
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("factor", 1e30), ("factor", 1e-30), ("beta_slow", 1e-300), ("mscale", 1e30), ("long_factor", [1.0, 1e9])],
