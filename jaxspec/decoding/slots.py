@@ -26,6 +26,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.results import StopReason
 from jaxspec.core.rows import RowAxes
 from jaxspec.core.state import GenerationState, RoundInfo
+from jaxspec.core.typed import typed
 from jaxspec.core.validate import is_concrete, to_int32
 from jaxspec.decoding.answers import state_axes
 from jaxspec.decoding.generate import initial_state, round_of_state, start
@@ -87,6 +88,7 @@ class Advance:
     status: Int[Array, "b"]
 
 
+@typed("target")
 def slots(target: Model, drafter: Drafter | None, count: int, **options: Unpack[RowKeywords]) -> Slots:
     """Creates free slots for rows of one kind.
 
@@ -124,6 +126,7 @@ def slots(target: Model, drafter: Drafter | None, count: int, **options: Unpack[
     return Slots(axes.repeat(start(arguments), int(count)), axes)
 
 
+@typed("target")
 def feed(target: Model, drafter: Drafter | None, prompt: TokenIds, **options: Unpack[RowKeywords]) -> GenerationState:
     """Feeds one prompt, and returns the row to insert into a slot.
 
@@ -150,6 +153,7 @@ def feed(target: Model, drafter: Drafter | None, prompt: TokenIds, **options: Un
     return start(row_arguments(target, drafter, prompt, options))
 
 
+@typed()
 def insert(slots: Slots, row: GenerationState, slot: Int[Array, ""] | int) -> Slots:
     """Replaces what a slot holds with a row. Pure; jit it with the slots donated.
 
@@ -177,6 +181,7 @@ def insert(slots: Slots, row: GenerationState, slot: Int[Array, ""] | int) -> Sl
         ) from error
 
 
+@typed()
 def take(slots: Slots, slot: Int[Array, ""] | int) -> GenerationState:
     """Returns the row of a slot, which keeps it.
 
@@ -191,6 +196,7 @@ def take(slots: Slots, slot: Int[Array, ""] | int) -> GenerationState:
     return slots.axes.take(slots.state, slot)
 
 
+@typed()
 def release(slots: Slots, which: Bool[Array, "b"]) -> Slots:
     """Frees slots, whose rows are dropped.
 
@@ -198,12 +204,16 @@ def release(slots: Slots, which: Bool[Array, "b"]) -> Slots:
       slots: the slots.
       which: whether to free each slot.
 
+    Raises:
+      TypeError, ValueError: an argument has the wrong type, or `which` another number of slots.
+
     Example:
         >>> row = jaxspec.serving.feed(target, None, prompt[:1], capacity=32, max_new_tokens=3)
         >>> slots = jaxspec.serving.insert(jaxspec.serving.slots(target, None, 2, capacity=32), row, 0)
         >>> jaxspec.serving.release(slots, jnp.asarray([True, False])).state.length.tolist()
         [1, 1]
     """
+    _check_rows(slots, "which", which)
     state, context = slots.state, slots.state.context
     length = jnp.where(which, 1, context.length)  # an empty text has no last token to feed
     context = dataclasses.replace(
@@ -226,6 +236,7 @@ def release(slots: Slots, which: Bool[Array, "b"]) -> Slots:
     )
 
 
+@typed("slots", "most", "until_end", "cancel")
 def advance(
     target: Model,
     drafter: Drafter | None,
@@ -265,6 +276,7 @@ def advance(
         ([1, 1, 1, 1], [False, True])
     """
     validate.counts("advance", rounds=rounds)
+    _check_rows(slots, "cancel", cancel)
     one = round_of_state(target, drafter, verifier, slots.state, lossy)
     state = slots.state if cancel is None else slots.state.with_done(slots.state.done | cancel)
     bound = jnp.int32(rounds) if most is None else jnp.minimum(to_int32(most), rounds)
@@ -324,6 +336,12 @@ def _check_processors(arguments: Arguments) -> None:
                 f"{type(one).__name__} has values that all rows share, but each slot has its own; give it one value "
                 "for each row, or leave it out"
             )
+
+
+def _check_rows(slots: Slots, name: str, rows: Bool[Array, "b"] | None) -> None:
+    count = slots.state.length.shape[0]
+    if rows is not None and rows.shape != (count,):
+        raise ValueError(f"{name} must be a flag for each of {count} slots, got shape {rows.shape}")
 
 
 def _check_slot(slots: Slots, slot: Int[Array, ""] | int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import filelock
 
+from jaxspec.core.typed import typed
 from jaxspec.io.files import as_path, decode_text, reading, write_text
 from jaxspec.io.manifest import sha256
 from jaxspec.serving.engine import Engine
@@ -23,6 +24,7 @@ _AHEAD = 4
 _OF_REQUEST = (TypeError, ValueError, FloatingPointError, TimeoutError)
 
 
+@typed("engine")
 def complete(engine: Engine, prompts: Iterable[Any], **options: Any) -> Iterator[TextResult | Exception]:
     """Yields the result of each prompt, in their order; rows of any lengths keep the engine's slots busy.
 
@@ -42,7 +44,7 @@ def complete(engine: Engine, prompts: Iterable[Any], **options: Any) -> Iterator
         >>> [len(result.token_ids) for result in results[:2]], type(results[2]).__name__
         ([4, 2], 'ValueError')
     """
-    if isinstance(prompts, str | bytes | Mapping):
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         raise TypeError(f"prompts must be a list of texts or rows, got {type(prompts).__name__}; pass [prompt]")
     queued: collections.deque[Handle | Exception] = collections.deque()
     rows = iter(prompts)
@@ -59,6 +61,7 @@ def complete(engine: Engine, prompts: Iterable[Any], **options: Any) -> Iterator
                 handle.cancel()
 
 
+@typed("engine")
 def complete_file(
     engine: Engine,
     prompts: str | os.PathLike[str],

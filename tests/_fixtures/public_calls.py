@@ -24,6 +24,7 @@ JUNK += (np.zeros((2, 2)), np.array(["a"]), jnp.zeros(3))
 NEVER, SILENT = (object,), "is silent"
 # Functions that need files, another package or another process; their tests make wrong calls.
 ELSEWHERE = {f"foreign.from_{name}" for name in ("bonsai", "easydel", "gemma", "keras_hub", "tunix")}
+ELSEWHERE |= {"complete", "serving.complete_file"}
 ELSEWHERE |= {"adopt", "foreign.for_heads", "generate", "heads.eagle.write_eagle", "init", "load", "load_drafter"}
 ELSEWHERE |= {"load_head", "nn.from_qwix", "save", "sharding.join", "step", "stream", "training.train"}
 ELSEWHERE |= {"use_program_cache"}
@@ -45,6 +46,9 @@ def right() -> dict[str, dict[str, Any]]:
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     model = dataclasses.replace(tiny.transformer(0, vocab=310), tokenizer=text_models.byte_level())
     key = jax.random.key(0)
+    slots = jaxspec.serving.slots(model, jaxspec.NGramDrafter(k=2), 2, capacity=16)
+    fed = {"prompt": jnp.ones((1, 2), jnp.int32), "capacity": 16, "max_new_tokens": 1}
+    row = jaxspec.serving.feed(model, jaxspec.NGramDrafter(k=2), **fed)
     return {
         "": {"target": model, "model": model, "models": model, "rng": key, "key": key, "mesh": mesh, "count": 2}
         | {"placement": jaxspec.sharding.Placement.on(mesh, jaxspec.sharding.TENSOR_PARALLEL), "parents": (-1, 0)}
@@ -70,6 +74,12 @@ def right() -> dict[str, dict[str, Any]]:
         "from_function": {"function": lambda params, tokens: params[tokens], "params": jnp.eye(5), "vocab_size": 5},
         "nn.pack_weights": {"pack": lambda x: x},
         "score": {"tokens": jnp.asarray([[1, 2, 3]])},
+        "serving.advance": {"verifier": jaxspec.TokenVerifier(), "slots": slots, "rounds": 1},
+        "serving.feed": fed,
+        "serving.insert": {"slots": slots, "row": row, "slot": 0},
+        "serving.release": {"slots": slots, "which": jnp.ones(2) > 0},
+        "serving.slots": {"capacity": 16},
+        "serving.take": {"slots": slots, "slot": 0},
         "sharding.parameter_axes": {"path": ("a",), "rank": 2},
         "sharding.put": {"x": jnp.zeros(2), "sharding": whole},
         "sharding.to_host": {"tree": jnp.zeros(2)},

@@ -91,5 +91,9 @@ def test_rows_of_another_kind_are_refused():
         feed(target, drafter, [[1] * 60], max_new_tokens=4)
     with pytest.raises(ValueError, match="slot between 0 and 1, got 2"):
         jaxspec.serving.take(slots, 2)
+    with pytest.raises(ValueError, match=r"which must be a flag for each of 2 slots, got shape \(3,\)"):
+        jaxspec.serving.release(slots, jnp.ones(3) > 0)
+    with pytest.raises(ValueError, match=r"cancel must be a flag for each of 2 slots, got shape \(1,\)"):
+        jaxspec.serving.advance(target, drafter, None, slots, rounds=1, cancel=jnp.ones(1) > 0)
     with pytest.raises(TypeError, match="max_new_tokens, which each row has for itself"):
         jaxspec.serving.slots(target, drafter, 2, capacity=CAPACITY, max_new_tokens=4)

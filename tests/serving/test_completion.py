@@ -58,6 +58,15 @@ def test_answers_are_in_order_and_bad_rows_are_errors(engine, source, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.jsonl", "prompts.jsonl"]
 
 
+def test_wrong_calls_are_named(engine, tmp_path):
+    with pytest.raises(TypeError, match="engine of complete must be .*Engine, got 'ngram'"):
+        jaxspec.complete("ngram", ["the sea"])
+    with pytest.raises(TypeError, match="prompts must be a list of texts or rows, got NoneType"):
+        list(jaxspec.complete(engine, None))
+    with pytest.raises(TypeError, match="engine of complete_file must be .*Engine, got None"):
+        complete_file(None, tmp_path / "a", tmp_path / "b")
+
+
 def test_a_strange_row_ends_no_other(engine, tmp_path):
     deep = "[" * 100_000 + "]" * 100_000
     rows = [r'{"prompt": "the", "id": "\ud800"}', deep, f'{{"prompt": "the", "id": {deep}}}']
