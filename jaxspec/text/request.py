@@ -37,6 +37,8 @@ Asked: TypeAlias = str | Grammar | None
 
 # Texts of up to this many stop tokens share a program.
 _STOP_TOKENS = 8
+# What processes compare besides the seed, in their error.
+_PROCESSORS = "kinds of processors (a slow host may give up on the table of a grammar: pass a smaller one)"
 # From names of values in processors' errors to names of options.
 _OPTIONS = {
     "LogitBias.tokens": "logit_bias",
@@ -300,7 +302,8 @@ def _seed(seed: Any, policy: Policy, placement: Layout) -> int | None:
     if seed is not None and not 0 <= seed < 2**32:
         raise ValueError(f"seed must be in [0, 2^32), got {seed}")
     # Even if no seed is needed: the other processes would wait for one that takes no part.
-    shared = placement.check_same({"seed": None if seed is None else int(seed)}, number=secrets.randbits(32))
+    said = {"seed": None if seed is None else int(seed), _PROCESSORS: [type(one).__name__ for one in policy.processors]}
+    shared = placement.check_same(said, number=secrets.randbits(32))
     if seed is None:
         return None if policy.greedy else shared
     return int(seed)

@@ -7,9 +7,13 @@ from jax.tree_util import register_static
 
 import jaxspec
 from jaxspec.bench.synthetic import SyntheticVerifier
+from jaxspec.core.layout import Unsharded
+from jaxspec.grammar import automaton
 from jaxspec.sharding.multihost import describe
 from jaxspec.testing.history_models import history_model
 from jaxspec.testing.random_models import wide_transformer
+from jaxspec.text import request
+from tests._fixtures import text_models
 
 
 def text(value) -> bytes:
@@ -43,6 +47,23 @@ DIFFERENT = {
 @pytest.mark.parametrize("make", DIFFERENT.values(), ids=DIFFERENT)
 def test_what_differs(make):
     assert text(make(0)) == text(make(0)) != text(make(1))
+
+
+def test_a_grammar_that_one_host_gave_up_on(monkeypatch):
+    """There its masks come from the host, and elsewhere from a table; so every process ends with the same error."""
+    said = []
+    monkeypatch.setattr(Unsharded, "check_same", lambda self, parts, number=0: said.append(parts) or number)
+    decoder = jaxspec.SpeculativeDecoder(text_models.history_models()[0], None)
+    built = automaton._built
+    for build in (built, built, lambda pattern, seconds: (None, 0, set(), None)):
+        monkeypatch.setattr(automaton, "_built", build)
+        request._table_of.cache_clear()
+        decoder._continue("the sea", jaxspec.TextOptions(regex="[a-c]+x", seed=1))
+    seeds = [parts for parts in said if "seed" in parts]
+    (kinds,) = seeds[0].keys() - {"seed"}
+    assert "a slow host may give up on the table of a grammar" in kinds
+    assert text(seeds[0]) == text(seeds[1]) != text(seeds[2]) and seeds[0][kinds] == ["GrammarTable"]
+    assert (seeds[0]["seed"], seeds[2][kinds]) == (seeds[2]["seed"], ["HostMasks"])
 
 
 def test_values_of_parameters_are_left_out():
