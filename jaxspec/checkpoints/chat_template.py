@@ -22,7 +22,7 @@ _SECONDS = 60.0 if chat_worker.resource is not None else 10.0
 _MOST_REPLY = 16 * chat_worker.CHARACTERS
 # The possible names of a message's reasoning; templates read the first, and some the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-# A template with one of these takes content in parts: a loop over it, a filter by an attribute, a part's text by number.
+# A template with one of these takes content in parts: a loop over it, a filter by attributes, a part's text by number.
 _READS_PARTS = re.compile(
     r"""\bfor\s+\w+\s+in\s+(?:(?!\bif\b)[^%|]){0,200}\bcontent\b"""
     r"""|(?<!attr\(["'])\bcontent\b["'\])\s]*\|\s*(?:map|selectattr|rejectattr)\b"""
@@ -91,6 +91,7 @@ def render(
     """
     variables = {**special_tokens, "messages": [_message(one) for one in messages]}
     variables |= {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
+    template = template.removeprefix("\ufeff")  # the mark of an editor, not text
     request = {"template": template, "variables": variables, "seconds": chat_worker.CPU_SECONDS}
     answer = _shared.ask(json.dumps(request).encode() + b"\n")
     if "error" in answer:

@@ -83,7 +83,6 @@ class Tokenizer:
         self._eos_token_ids = tuple(sorted(set(_ids("eos_token_ids", eos_token_ids))))
         if chat_template is not None:
             validate.text("chat_template", chat_template, "pass a template of Jinja, or None")
-            chat_template = chat_template.removeprefix("\ufeff")  # the mark of an editor, not text
         self._chat_template = chat_template
 
     def ending_with(self, eos_token_ids: Iterable[int]) -> "Tokenizer":

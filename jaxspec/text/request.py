@@ -37,7 +37,7 @@ Asked: TypeAlias = str | Grammar | None
 
 # Texts of up to this many stop tokens share a program.
 _STOP_TOKENS = 8
-# What processes compare besides the seed, in their error.
+# The name, in errors, of a value that all processes share besides the seed.
 _PROCESSORS = "kinds of processors (a slow host may give up on the table of a grammar: pass a smaller one)"
 # From names of values in processors' errors to names of options.
 _OPTIONS = {

@@ -163,7 +163,8 @@ def test_messages_within_a_turn_end_in_tokens_too(ends):
 
 
 def test_ends_that_the_metadata_name():
-    named = {f"tokenizer.ggml.{name}_token_id": index for index, name in enumerate(("fim_pad", "fim_rep", "fim_sep"), 5)}
+    names = ("fim_pad", "fim_rep", "fim_sep")
+    named = {f"tokenizer.ggml.{name}_token_id": index for index, name in enumerate(names, 5)}
     assert build_tokenizer(_sentencepiece(**named)).eos_token_ids == (2, 5, 6, 7)
     with pytest.raises(ValueError, match="fim_sep_token_id: 999, but the vocabulary has 265 tokens"):
         build_tokenizer(_sentencepiece(**named | {"tokenizer.ggml.fim_sep_token_id": 999}))

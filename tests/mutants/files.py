@@ -242,4 +242,25 @@ MUTANTS = (
         "ids[0] >= 0",
         ("tests/heads/medusa/test_checkpoint.py",),
     ),
+    Mutant(
+        "a template that reads a part by its number gets one text",
+        "checkpoints/chat_template.py",
+        "(?:text|type)",
+        "(?:type)",
+        ("tests/checkpoints/test_tokenizer.py::test_content_in_parts",),
+    ),
+    Mutant(
+        "a file's end in a GGUF vocabulary ends no text",
+        "checkpoints/gguf_tokenizer.py",
+        "(repo_name|file_sep)",
+        "(repo_name)",
+        ("tests/checkpoints/test_tokenizer.py::test_tokens_that_look_like_control_tokens_are",),
+    ),
+    Mutant(
+        "a row that is too deep ends the file",
+        "serving/completion.py",
+        "except (ValueError, RecursionError) as error:",
+        "except ValueError as error:",
+        ("tests/serving/test_completion.py::test_a_strange_row_ends_no_other",),
+    ),
 )

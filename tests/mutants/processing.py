@@ -522,4 +522,25 @@ MUTANTS = (
         "slots = self.length[:1, None] + jnp.arange(count, dtype=jnp.int32)[None] + 0 * self.length[:, None]",
         ("tests/nn/test_cache_contract.py::TestHistory",),
     ),
+    Mutant(
+        "schemas: a possessive repetition is taken as another one",
+        "grammar/dialect.py",
+        'if before and (part != "?" or is_lazy):',
+        "if is_lazy:",
+        ("tests/grammar/test_dialect.py::test_what_cannot_be_followed",),
+    ),
+    Mutant(
+        "schemas: an object may need itself by a pattern of names",
+        "grammar/schema.py",
+        "        named += others\n",
+        "        pass\n",
+        ("tests/grammar/test_normalized.py::test_optional_parts_that_never_end_are_named",),
+    ),
+    Mutant(
+        "schemas: a type next to object ends nothing",
+        "grammar/schema.py",
+        "(all if shapes in (_SHAPES, set()) else any)(",
+        "all(",
+        ("tests/grammar/test_normalized.py::test_optional_parts_that_never_end_are_named",),
+    ),
 )
