@@ -15,7 +15,7 @@ from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import check_policy, validate
 from jaxspec.core.layout import Layout, Unsharded
 from jaxspec.core.model import Model
-from jaxspec.core.processing import Processor, as_tuple
+from jaxspec.core.processing import Processor, as_tuple, processors_of
 from jaxspec.core.results import Report
 from jaxspec.core.sampling import Greedy, Policy, Sampling
 from jaxspec.decoding import hints
@@ -302,7 +302,10 @@ def _seed(seed: Any, policy: Policy, placement: Layout) -> int | None:
     if seed is not None and not 0 <= seed < 2**32:
         raise ValueError(f"seed must be in [0, 2^32), got {seed}")
     # Even if no seed is needed: the other processes would wait for one that takes no part.
-    said = {"seed": None if seed is None else int(seed), _PROCESSORS: [type(one).__name__ for one in policy.processors]}
+    said = {
+        "seed": None if seed is None else int(seed),
+        _PROCESSORS: [type(one).__name__ for one in processors_of(policy)],
+    }
     shared = placement.check_same(said, number=secrets.randbits(32))
     if seed is None:
         return None if policy.greedy else shared
