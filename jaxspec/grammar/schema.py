@@ -281,6 +281,9 @@ def _covered(schema: Any, root: dict[str, Any], above: tuple[str, ...]) -> bool:
     """Returns whether the regular expression enforces the whole schema; `above` lists its enclosing references."""
     if not isinstance(schema, dict) or set(schema) - _HELD - _SILENT:
         return False
+    # Sizes that exclude each other, in a part that a text may lack: the expression follows the first of them.
+    if any(schema.get(f"min{what}", 0) > schema.get(f"max{what}", math.inf) for what in ("Items", "Length")):
+        return False
     # With one of these keywords, the expression ignores the others.
     decides = next((name for name in ("$ref", "enum", "const", "anyOf") if name in schema), None)
     if decides is not None and set(schema) - _SILENT - {decides, "type", "$defs", "definitions"}:

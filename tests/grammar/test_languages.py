@@ -11,6 +11,7 @@ from jaxspec.grammar.automaton import over_bytes
 from tests._fixtures.grammars import follower, takes
 
 NAME = {"type": "string", "maxLength": 6}
+NONE = {"minItems": 1, "maxItems": 0}
 PERSON = {"type": "object", "properties": {"name": NAME, "age": {"type": "integer"}}, "required": ["name"]}
 SCHEMAS = {
     "string": {"type": "string"},
@@ -30,6 +31,12 @@ SCHEMAS = {
     "typed rest": PERSON | {"additionalProperties": {"type": "boolean"}},
     "map": {"type": "object", "additionalProperties": {"type": "integer"}},
     "list": {"type": "array", "items": NAME, "maxItems": 3},
+    "items that no value is": {"type": "array", "items": {"type": "array", "items": {"type": "null"}} | NONE},
+    "names that no value has": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"a": {"type": "string", "minLength": 2, "maxLength": 1}, "b": {"type": "null"}},
+    },
     "list of objects": {"type": "array", "items": PERSON, "minItems": 1},
     "tuple": {"type": "array", "prefixItems": [NAME, {"type": "null"}], "minItems": 1},
     "optional": {"type": "object", "properties": {"x": {"anyOf": [NAME, {"type": "null"}]}, "y": {"type": "boolean"}}},
