@@ -13,7 +13,7 @@ import jax
 import jaxtyping
 import numpy as np
 
-from jaxspec.core.validate import shown
+from jaxspec.core.validate import shown, unmasked
 
 _Bounds = tuple[int | float, int | float]
 _Args = ParamSpec("_Args")
@@ -75,8 +75,9 @@ def _hints(owner: Any) -> dict[str, Any]:
 
 
 def _check(name: str, value: Any, hint: Any, bounds: _Bounds | None) -> None:
+    unmasked(name, value)
     if not _is(value, hint):
-        is_array = hasattr(value, "dtype") and hasattr(value, "shape")
+        is_array = hasattr(value, "dtype") and isinstance(getattr(value, "shape", None), tuple)
         got = f"{value.dtype}{list(value.shape)}" if is_array else shown(value)
         raise TypeError(f"{name} must be {_text(hint)}, got {got}")
     if bounds is not None and value is not None and not bounds[0] <= value <= bounds[1]:

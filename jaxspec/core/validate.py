@@ -272,8 +272,15 @@ def text(name: str, value: object, advice: str = "pass a text") -> str:
     return value
 
 
+def unmasked(name: str, value: Any) -> None:
+    """Raises `TypeError` for a masked array, whose mask JAX does not know."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} must be without a mask (pass its filled() values, or lengths), got a masked array")
+
+
 def shape_and_dtype(name: str, value: Any) -> tuple[tuple[int, ...], Any]:
     """Returns the shape and dtype of an array or number; raises `TypeError` for anything else."""
+    unmasked(name, value)
     if not hasattr(value, "shape"):
         try:
             value = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
@@ -298,6 +305,7 @@ def numbers(name: str, value: Any, expected: str = "numbers", *, whole: bool = F
       TypeError: it holds anything else, such as text, booleans or complex numbers.
       ValueError: rows have different lengths, or an integer has more than 64 bits.
     """
+    unmasked(name, value)
     array, kinds = value, (jnp.integer,) if whole else (jnp.integer, jnp.floating)
     if not hasattr(value, "shape"):
         try:

@@ -347,6 +347,7 @@ def _of_rule(value: object) -> str | None:
 
 def as_array(prompt: Any, names: tuple[str, str] = ("prompt", "prompt_length")) -> Any:
     """Converts nested lists to an array; returns anything else unchanged, for `validate.prompt` to check."""
+    validate.unmasked(names[0], prompt)
     if not isinstance(prompt, list | tuple):
         return prompt
     try:

@@ -16,6 +16,7 @@ TARGET = history_model(0, vocab=5)
 PROMPT = jnp.array([[1, 2, 3], [0, 4, 0]], jnp.int32)
 
 
+MASKED = np.ma.array([[1, 2, 3], [0, 4, 0]], mask=[[0, 1, 1], [0, 0, 1]])
 SHORT = tiny.bounded(TARGET, 8)
 
 
@@ -51,6 +52,10 @@ def generate(target=TARGET, drafter=None, prompt=PROMPT, **options):
             {"prompt": jnp.zeros(3, jnp.int32)}, ValueError, r"shape \(3,\)", r"\[batch, time\]", id="one axis"
         ),
         pytest.param({"prompt": jnp.zeros((1, 3))}, ValueError, "float32", "integer array", id="float prompt"),
+        *(
+            pytest.param({name: MASKED}, TypeError, f"{name} must be without a mask", "filled", id=f"masked {name}")
+            for name in ("prompt", "prompt_length", "max_new_tokens", "stop_tokens")
+        ),
         pytest.param({"prompt": "text"}, ValueError, "str", "integer array", id="text prompt"),
         pytest.param({"prompt": [[1, 2], [3]]}, ValueError, "different lengths", "prompt_length", id="ragged lists"),
         pytest.param({"prompt": [[1, 5, 0]]}, ValueError, "token id 5", r"\[0, 5\)", id="id too large"),
