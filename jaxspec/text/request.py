@@ -44,6 +44,7 @@ _OPTIONS = {
     "LogitBias.tokens": "logit_bias",
     "LogitBias.bias": "logit_bias",
     "LogitBias": "logit_bias",
+    "biases must": "logit_bias must",
     "Penalties.repetition": "repetition_penalty",
     "Penalties.presence": "presence_penalty",
     "Penalties.frequency": "frequency_penalty",
@@ -439,8 +440,10 @@ def _table_of(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int) -> Gramma
 def _ids(ids: Any, vocab_size: int) -> list[int]:
     """Checks token ids and returns them as a list."""
     listed: list[Any] = list(ids) if isinstance(ids, list | tuple | set | frozenset | np.ndarray) else [None]
-    if not all(isinstance(one, int | np.integer) for one in listed):
+    if not all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in listed):
         raise TypeError(f"allowed_tokens must be a list of token ids, got {validate.shown(ids)}; pass [5, 7], say")
+    if not listed:
+        raise ValueError("allowed_tokens is empty, so every answer would be empty; list a token, or leave it out")
     if wrong := [int(one) for one in listed if not 0 <= one < vocab_size]:
         raise ValueError(f"allowed_tokens has id {wrong[0]}, the vocabulary has {vocab_size} tokens; leave it out")
     return [int(one) for one in listed]

@@ -268,7 +268,7 @@ def text() -> Iterator[BadCall]:
         "stop_tokens": (*NO_IDS, *HUGE, -2, VOCAB, [[1]], [VOCAB]),
         "answers": (*NO_INTEGERS, *SMALL, 0, [1], 10**30),
         "max_drafts": (*NO_INTEGERS, *SMALL, [1, 2], ()),
-        "allowed_tokens": (*NO_IDS, *HUGE, -1, VOCAB, [VOCAB], [1.5]),
+        "allowed_tokens": (*NO_IDS, *HUGE, -1, VOCAB, [VOCAB], [1.5], [], [True]),
         "prediction": (*NO_TEXTS, [], ["a", "b"], [5], {"a": 1}),
         "alternatives": (*NO_INTEGERS, *SMALL, None, VOCAB + 1, [1]),
         "grammar": (5, b"x", object(), {}, [None, None], [5]),

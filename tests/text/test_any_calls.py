@@ -63,7 +63,7 @@ ALLOWED = {
     "presence_penalty": lambda x: x is None or _each(x, lambda n: _number(n, -1e4, 1e4)),
     "frequency_penalty": lambda x: x is None or _each(x, lambda n: _number(n, -1e4, 1e4)),
     "min_new_tokens": lambda x: x is None or _each(x, lambda n: _integer(n) and 0 <= n < 2**31 - 1),
-    "allowed_tokens": lambda x: x is None or (isinstance(x, list) and _ids(x)),
+    "allowed_tokens": lambda x: x is None or (isinstance(x, list) and x != [] and _ids(x)),
     "logit_bias": lambda x: x is None or x == {},
     "bad_words": lambda x: x is None or x in ("", []) or isinstance(x, str),
     "processors": lambda x: x == [],
