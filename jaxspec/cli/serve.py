@@ -104,9 +104,7 @@ def _engine(options: Options) -> "Engine":
     target = load(options.model, dtype=options.dtype, weights=weights_for(options.kernels))
     target = KERNELS[options.kernels](quantize_cache(target, "float16") if options.float16_cache else target)
     weighted: dict[str, Any] = {"dtype": options.dtype} if has_weights(options.drafter) else {}
-    drafter = load_drafter(
-        options.drafter, target, target_name=options.model, k=options.k, **weighted
-    )
+    drafter = load_drafter(options.drafter, target, target_name=options.model, k=options.k, **weighted)
     return Engine(target, drafter, slots=options.slots, capacity=options.capacity, most_waiting=options.most_waiting)
 
 

@@ -3,6 +3,9 @@
 import dataclasses
 from typing import Any, Self, cast
 
+import jax
+import numpy as np
+
 from jaxspec.core import validate
 from jaxspec.core.model import Model
 from jaxspec.draft_length.adaptive import Adaptive
@@ -129,6 +132,37 @@ def spare(drafter: Drafter, target: Model, longest: int | None = None, *, batch:
     tokens = [sum(_ACCEPTED**i for i in range(n + 1)) for n in lengths]
     saves = max(count / cost for count, cost in zip(tokens, costs, strict=True)) >= 1 + _WORTH
     return drafter if saves else lookup
+
+
+def for_rows(drafter: Drafter, target: Model, batch: int) -> Drafter:
+    """Returns the drafter with the costs of rounds of this many rows, if its own are those that `adapt` found for one.
+
+    Costs are traced, so the result runs in the same programs. A drafter with other costs, or without, is returned
+    unchanged.
+
+    Args:
+      drafter: any drafter.
+      target: the model to draft for.
+      batch: the number of rows.
+
+    Example:
+        >>> from jaxspec.drafters.adapt import adapt, for_rows
+        >>> drafter = adapt(jaxspec.NGramDrafter(), target)
+        >>> more = for_rows(drafter, target, batch=16).k.costs
+        >>> bool((jnp.asarray(more) >= jnp.asarray(drafter.k.costs)).all())
+        True
+    """
+    lookup, model = halves(drafter)
+    halved = [model] if lookup is None else [model, lookup]
+    if not all(isinstance(draft_length_of(half), Adaptive) for half in halved):
+        return drafter
+    longest = cast(Adaptive, draft_length_of(model)).lengths[-1]
+    own, of_one = jax.tree.flatten(drafter), jax.tree.flatten(adapt(drafter, target, longest))
+    same = own[1] == of_one[1] and all(
+        one is other or np.array_equal(one, np.asarray(other, np.asarray(one).dtype))
+        for one, other in zip(own[0], of_one[0], strict=True)
+    )
+    return adapt(drafter, target, longest, batch=batch) if same else drafter
 
 
 def describe(drafter: Drafter, target: Model, *, batch: int = 1) -> str:

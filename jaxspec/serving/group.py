@@ -25,6 +25,7 @@ from jaxspec.decoding.options import Arguments
 from jaxspec.decoding.round import Round
 from jaxspec.decoding.rounds import jit_of
 from jaxspec.decoding.slots import Advance, Slots, insert, release, run_rounds, take
+from jaxspec.drafters.adapt import for_rows
 from jaxspec.drafters.base import Drafter
 
 _Job = TypeVar("_Job")
@@ -61,6 +62,7 @@ class Group(Generic[_Job]):
         self.width = 0
         self._arguments, self._most, self._rounds = arguments, most, rounds
         self._round = round_of(arguments)
+        self._by_width: dict[int, Round] = {}
         self._axes: RowAxes | None = None
         self._slots: Slots | None = None
         self._calm = 0
@@ -78,7 +80,7 @@ class Group(Generic[_Job]):
     def advance(self, most: int, until_end: bool) -> Advance:
         """Runs up to `most` rounds over the taken slots, and returns what they emitted, on the host."""
         assert self._slots is not None
-        advance = self._jit(_advance, "slots", models=(self._round,), static=("rounds",))
+        advance = self._jit(_advance, "slots", models=(self._round_of_width(),), static=("rounds",))
         self._slots, found = advance(
             slots=self._slots,
             free=self._free(),
@@ -118,6 +120,13 @@ class Group(Generic[_Job]):
             self._slots = self._jit(_gathered)(slots=self._slots, places=places)
             self.live = dict(enumerate(self.live.values()))
         self.width = width
+
+    def _round_of_width(self) -> Round:
+        """Returns a round whose drafter drafts as many tokens as pay for this many rows."""
+        if self.width not in self._by_width:
+            drafter = for_rows(self._arguments.drafter, self._arguments.target, self.width)
+            self._by_width[self.width] = round_of(dataclasses.replace(self._arguments, drafter=drafter))
+        return self._by_width[self.width]
 
     def _free(self) -> Bool[np.ndarray, "b"]:
         return ~np.isin(np.arange(self.width), list(self.live))

@@ -13,7 +13,7 @@ import jaxspec
 from jaxspec.draft_length.adaptive import Adaptive
 from jaxspec.draft_length.costs import read_bytes, rising
 from jaxspec.drafters import adapt as adapting
-from jaxspec.drafters.adapt import LengthOption, adapt, describe, estimate_costs, spare
+from jaxspec.drafters.adapt import LengthOption, adapt, describe, estimate_costs, for_rows, spare
 from jaxspec.drafters.cost_file import cost_file, save_costs, saved_costs
 from tests._fixtures import medusa, tiny
 from tests._fixtures.eagle import HEAD, TARGET
@@ -196,3 +196,20 @@ def test_a_damaged_file_of_costs_holds_nothing_and_is_named(damage, said, messag
     assert re.search(rf"^.*costs\.json: {said}.*; costs are estimated until", messages()[0])
     save_costs(TARGET, drafter, dict.fromkeys(LENGTHS, 2.0))
     assert saved_costs(TARGET, drafter, LENGTHS) == (2.0,) * len(LENGTHS)
+
+
+def test_costs_follow_the_number_of_rows_unless_they_are_the_user_s():
+    drafters = jaxspec.NGramDrafter(), jaxspec.HybridDrafter(jaxspec.NGramDrafter(), jaxspec.EagleDrafter(HEAD))
+    for drafter in drafters:
+        one, many = (adapt(drafter, TARGET, batch=batch) for batch in (1, 16))
+        found = for_rows(one, TARGET, 16)
+        assert jax.tree.structure(found) == jax.tree.structure(one)
+        assert [np.asarray(x).tolist() for x in jax.tree.leaves(found)] == [
+            np.asarray(x).tolist() for x in jax.tree.leaves(many)
+        ]
+        assert [np.asarray(x).tolist() for x in jax.tree.leaves(many)] != [
+            np.asarray(x).tolist() for x in jax.tree.leaves(one)
+        ]
+    mine = jaxspec.NGramDrafter(k=Adaptive((1.0, 1.1), (0, 2)))
+    for drafter in (mine, many, jaxspec.NGramDrafter(k=3), jaxspec.drafters.base.NoDrafter()):
+        assert for_rows(drafter, TARGET, 16) is drafter
