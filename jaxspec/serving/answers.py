@@ -3,7 +3,7 @@
 import dataclasses
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -31,6 +31,7 @@ class Answers:
       tokenizer: decodes tokens.
       name: id of the answer.
       created: time of the request, in seconds since 1970.
+      cached: returns the number of tokens of the prompts that were not fed.
 
     Example:
         >>> from jaxspec.serving.answers import Answers
@@ -45,6 +46,7 @@ class Answers:
     tokenizer: Tokenizer
     name: str = dataclasses.field(default_factory=lambda: secrets.token_hex(12))
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
+    cached: Callable[[], int] = lambda: 0
 
     def whole(self, results: Sequence[TextResult]) -> dict[str, Any]:
         """Returns the answer as one object, with a choice for each result."""
@@ -95,7 +97,7 @@ class Answers:
             "prompt_tokens": prompts,
             "completion_tokens": new,
             "total_tokens": prompts + new,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": self.cached()},
             "completion_tokens_details": {"reasoning_tokens": 0},
         }
 

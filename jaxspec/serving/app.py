@@ -179,7 +179,8 @@ class _Server:
         began = time.perf_counter()
         asked = await asyncio.to_thread(reader, body, self._tokenizer)
         handles = await asyncio.to_thread(self._submit, asked)
-        answers = Answers(asked, self._model, self._tokenizer)
+        cached = lambda: sum(handle.reused_tokens for handle in handles[:: asked.answers])  # noqa: E731
+        answers = Answers(asked, self._model, self._tokenizer, cached=cached)
 
         def close() -> None:
             for handle in handles:
@@ -265,7 +266,7 @@ class _Server:
     def _counted(self, handle: Handle, began: float) -> TextResult:
         result = handle.result()
         reason = {"max new tokens": "length", "error": "error"}.get(result.stop_reason, "stop")
-        self._metrics.ended(result, reason, time.perf_counter() - began)
+        self._metrics.ended(result, reason, time.perf_counter() - began, handle.reused_tokens)
         return result
 
     def _submit(self, asked: Asked) -> list[Handle]:

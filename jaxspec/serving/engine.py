@@ -317,6 +317,7 @@ class Engine:
             else:
                 self._prompt = job.prompt = Prompt(job, job.request.arguments, job.request.prompts[0])
                 self._prompt.take_from(self._prefixes)
+                job.handle.reused_tokens = self._prompt.reused
                 self.reused_tokens += self._prompt.reused
         except BaseException as error:  # the request is in no list that `_end_all` reads
             job.handle.end(error)

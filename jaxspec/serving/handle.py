@@ -45,6 +45,9 @@ class Piece(NamedTuple):
 class Handle:
     """Follows one request: yields its text in pieces, and has its result. All methods may be called by any thread.
 
+    Attributes:
+      reused_tokens: the number of tokens of the prompt that were not fed, as an earlier text begins with them.
+
     Example:
         >>> with jaxspec.Engine(target, "ngram", slots=2, capacity=32) as engine:
         ...     handle = engine.submit("the sea", max_new_tokens=8, temperature=0)
@@ -55,6 +58,7 @@ class Handle:
     def __init__(self, cancel: Callable[[], None]) -> None:
         """Creates the handle of a request; `cancel` asks the engine to drop it."""
         self._cancel = cancel
+        self.reused_tokens = 0
         self._pieces: list[Piece] = []
         self._pending: tuple[Span, ...] = ()
         self._end = threading.Event()

@@ -45,6 +45,8 @@ class Metrics:
         self._rounds = counter("spec_decode_num_drafts", "Rounds of drafting and verification.")
         self._drafted = counter("spec_decode_num_draft_tokens", "Drafted tokens that were verified.")
         self._accepted = counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
+        self._asked = counter("prefix_cache_queries", "Tokens of prompts that were looked for in earlier texts.")
+        self._reused = counter("prefix_cache_hits", "Tokens of prompts that were not fed, as an earlier text has them.")
         counter("num_preemptions", "Requests that lost their slot: none.")
         self._ended = prometheus.Counter(
             "vllm:request_success",
@@ -66,10 +68,12 @@ class Metrics:
         """Counts the time between two pieces of text."""
         self._between.observe(seconds)
 
-    def ended(self, result: TextResult, reason: str, seconds: float) -> None:
-        """Counts an answer."""
+    def ended(self, result: TextResult, reason: str, seconds: float, reused: int) -> None:
+        """Counts an answer, of whose prompt some tokens were not fed."""
         new, stats = len(result.token_ids), result.stats
         self._prompt.inc(result.prompt_tokens)
+        self._asked.inc(result.prompt_tokens)
+        self._reused.inc(reused)
         self._new.inc(new)
         self._rounds.inc(int(stats.rounds[0]))
         self._drafted.inc(int(stats.drafted[0]))

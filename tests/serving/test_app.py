@@ -233,6 +233,7 @@ def test_structured_outputs_and_controls(client):
     echoed = client.post(COMPLETIONS, json={"prompt": "the sea", **GREEDY, "echo": True}).json()["choices"][0]
     assert echoed["text"].startswith("the sea")
     metrics = client.get("/metrics").text
+    assert "vllm:prefix_cache_hits_total" in metrics
     assert 'vllm:request_success_total{engine="0",finished_reason="length",model_name="small"}' in metrics
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         assert f"vllm:{name}" in metrics
