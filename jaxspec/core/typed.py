@@ -105,9 +105,11 @@ def _is(value: Any, hint: Any) -> bool:
         return isinstance(value, _SCALARS[hint]) and (hint is bool or not isinstance(value, bool))
     if issubclass(hint, jaxtyping.AbstractArray):
         kind: Any = hint
-        return hasattr(value, "dtype") and isinstance(value, kind.dtype[Any, kind.dim_str])
+        has_sizes = hasattr(value, "dtype") and isinstance(getattr(value, "shape", None), tuple)
+        return has_sizes and isinstance(value, kind.dtype[Any, kind.dim_str])
     if issubclass(hint, np.ndarray | jax.Array):
-        return isinstance(value, np.ndarray | jax.Array) and getattr(value.dtype, "kind", "") not in ("U", "S", "O")
+        # Not texts, objects or keys of `jax.random`.
+        return isinstance(value, np.ndarray | jax.Array) and getattr(value.dtype, "kind", "O") in "biufcV"
     unknown = getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False)
     return unknown or isinstance(value, hint)
 

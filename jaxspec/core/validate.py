@@ -278,14 +278,23 @@ def unmasked(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be without a mask (pass its filled() values, or lengths), got a masked array")
 
 
+def _is_array(value: Any) -> bool:
+    """Returns whether a value is an array, traced or not: modules have shapes and dtypes too, as functions."""
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return False
+    return hasattr(value, "dtype") and isinstance(getattr(value, "shape", None), tuple)
+
+
 def shape_and_dtype(name: str, value: Any) -> tuple[tuple[int, ...], Any]:
     """Returns the shape and dtype of an array or number; raises `TypeError` for anything else."""
     unmasked(name, value)
-    if not hasattr(value, "shape"):
+    if not _is_array(value):
         try:
             value = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
         except (ValueError, TypeError) as error:  # lists of different lengths, or not of numbers
             raise ValueError(f"{name} must be numbers, one or one per row, got {shown(value)}: {error}") from None
+    if jnp.issubdtype(value.dtype, jax.dtypes.extended):
+        raise TypeError(f"{name} must be numbers, got keys of jax.random, {value.dtype}{list(value.shape)}")
     if value.dtype == object and all(isinstance(leaf, int) for leaf in np.ravel(value)):
         raise ValueError(f"{name} must be numbers of at most 64 bits, got {value.tolist()}")
     return tuple(value.shape), value.dtype
@@ -307,7 +316,7 @@ def numbers(name: str, value: Any, expected: str = "numbers", *, whole: bool = F
     """
     unmasked(name, value)
     array, kinds = value, (jnp.integer,) if whole else (jnp.integer, jnp.floating)
-    if not hasattr(value, "shape"):
+    if not _is_array(value):
         try:
             array = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
         except (ValueError, TypeError, OverflowError) as error:  # lists of different lengths, or not of numbers

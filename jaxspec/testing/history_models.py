@@ -112,7 +112,7 @@ class HistoryModel:
         return jnp.einsum("bts,bsv->btv", weight, self.b[tokens])
 
 
-@typed("scale", seed=(0, 2**64), vocab=WIDTH)
+@typed(scale=(0, 1e30), seed=(0, 2**64), vocab=WIDTH)
 def history_model(seed: int = 0, *, vocab: int = 4, scale: float = 1.0) -> HistoryModel:
     """Makes a random `HistoryModel`; `scale` is the spread of its logits.
 
@@ -152,6 +152,8 @@ def history_probs(
     """
     if not len(text):
         raise ValueError("text is empty, which has no distribution after it; pass at least one token")
+    if min(text) < 0 or max(text) >= model.vocab_size:
+        raise ValueError(f"text must be token ids below {model.vocab_size}, got {list(text)!r:.80}")
     logits = history_logits(model, text)
     weights = np.exp((logits - logits.max()) / temperature)
     return weights / weights.sum()

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 import jaxspec
 from jaxspec.core.typed import check_fields, typed
@@ -31,7 +31,8 @@ TYPES = [
     (Literal["a", 1], ("a", 1), ("b", True, 1.0, None, [])),
     (Float[jax.Array, "b n"], (ARRAY, np.ones((2, 3))), (ARRAY[0], ARRAY > 0, 5, None, [[1.0]], NAMES)),
     (Int[jax.Array, "*b"], (jnp.arange(3), jnp.int32(5)), (5, ARRAY, NAMES, jnp, np.ma.array([1, 2], mask=[0, 1]))),
-    (np.ndarray, (np.ones(2), ARRAY), ([1], None, NAMES, np.ma.array([1.5]))),
+    (np.ndarray, (np.ones(2), ARRAY, ARRAY.astype("bfloat16")), ([1], None, NAMES, jax.random.key(0), jnp)),
+    (Shaped[jax.Array, "b n"], (ARRAY,), (jnp, np, [[1]])),
     (tuple[int, ...], ((), (1, 2)), ([1], (1, "a"), 5, "ab")),
     (tuple[int, str], ((1, "a"),), ((1,), (1, 2), ("a", 1))),
     (Sequence[float], ([1, 2.5], (), (1,)), ("ab", [None], {1: 2}, 5)),

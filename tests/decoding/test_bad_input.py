@@ -56,6 +56,14 @@ def generate(target=TARGET, drafter=None, prompt=PROMPT, **options):
             pytest.param({name: MASKED}, TypeError, f"{name} must be without a mask", "filled", id=f"masked {name}")
             for name in ("prompt", "prompt_length", "max_new_tokens", "stop_tokens")
         ),
+        *(
+            pytest.param({"stop_tokens": value}, error, "stop_tokens must be", got, id=f"{type(value).__name__} as ids")
+            for value, error, got in (
+                (jnp, ValueError, "object"),
+                (jax.ShapeDtypeStruct((2,), "i4"), ValueError, "object"),
+                (jax.random.key(0), TypeError, "got keys of jax.random"),
+            )
+        ),
         pytest.param({"prompt": "text"}, ValueError, "str", "integer array", id="text prompt"),
         pytest.param({"prompt": [[1, 2], [3]]}, ValueError, "different lengths", "prompt_length", id="ragged lists"),
         pytest.param({"prompt": [[1, 5, 0]]}, ValueError, "token id 5", r"\[0, 5\)", id="id too large"),
