@@ -81,3 +81,13 @@ def test_what_a_head_has_not_read_is_not_held():
     cache = target.init_cache(1, CAPACITY).truncate(jnp.asarray([7], jnp.int32))
     assert held_tokens(jaxspec.drafters.NoDrafter(), cache, ()).tolist() == [7]
     assert held_tokens(Lagging(), cache, ()).tolist() == [3]
+
+
+def test_the_other_row_stays_valid():
+    """The row that begins with its chunks is donated."""
+    target, drafter, _, _ = CASES["ngram | default | greedy"]
+    target, options = chunked(target, CHUNK), {"capacity": CAPACITY, "max_new_tokens": 4}
+    row = jaxspec.serving.feed(target, drafter, [[1] * 9], **options)
+    feeding = begin_feeding(target, drafter, [[1] * 9], **options)
+    some(target, drafter, reuse(target, feeding, row.cache, row.drafter_state, 1), 2)
+    assert not any(x.is_deleted() for x in jax.tree.leaves((row.cache, row.drafter_state)))
