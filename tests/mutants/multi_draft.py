@@ -135,14 +135,6 @@ MUTANTS = (
         (_TRAVERSAL,),
     ),
     Mutant(
-        "K-SEQ lifted: a rule does not see which siblings are left",
-        "verifiers/upward_walk.py",
-        "return self.siblings() & self.state.unseen",
-        "return self.siblings() & self.state.unseen & ~self.siblings()",
-        ("tests/verifiers/test_upward_walk.py::test_a_rule_of_one_position_is_lifted",),
-        slow=True,
-    ),
-    Mutant(
         "UniVer: the certain children go first",
         "verifiers/univer.py",
         "sampled = children & (at_token < 0)",

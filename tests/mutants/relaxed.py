@@ -141,7 +141,6 @@ MUTANTS = (
         "mixed = jnp.logaddexp(jnp.log(weight) + target, jnp.log1p(-weight) + draft)",
         "mixed = jnp.logaddexp(jnp.log1p(-weight) + target, jnp.log(weight) + draft)",
         ("tests/verifiers/test_ensemble.py::test_a_drafted_position_has_the_distribution_of_the_mixture",),
-        slow=True,
     ),
     Mutant(
         "the static ensemble accepts what the target excludes",
@@ -156,6 +155,5 @@ MUTANTS = (
         "(jnp.log(2 * delta) + target + others) / 2",
         "(jnp.log(8 * delta) + target + others) / 2",
         ("tests/verifiers/test_cactus.py::test_against_the_formula",),
-        slow=True,
     ),
 )

@@ -148,4 +148,48 @@ MUTANTS = (
         "pass",
         (f"{_REUSE}::test_the_other_row_stays_valid",),
     ),
+    Mutant(
+        "another model's name is answered",
+        "serving/app.py",
+        "if name != self._model:",
+        "if name is None:",
+        (f"{_APP}::test_errors_of_the_router_and_of_bodies_have_the_form_too",),
+    ),
+    Mutant(
+        "any key lets everybody in",
+        "serving/app.py",
+        "if self._api_key is not None and not hmac.compare_digest(sent, self._api_key.encode()):",
+        "if self._api_key is not None and not sent:",
+        (f"{_APP}::test_a_server_with_a_key_lets_nobody_else_in",),
+    ),
+    Mutant(
+        "a server that is about to stop takes requests",
+        "serving/app.py",
+        "if request.app.state.draining:",
+        "if not self._engine.open:",
+        (f"{_APP}::test_a_server_that_is_about_to_stop_refuses_requests",),
+    ),
+    Mutant(
+        "costs of one row are those of many",
+        "drafters/adapt.py",
+        "return adapt(drafter, target, longest, batch=batch) if same else drafter",
+        "return drafter",
+        ("tests/drafters/test_adapt.py::test_costs_follow_the_number_of_rows_unless_they_are_the_user_s",),
+    ),
+    Mutant(
+        "a greedy tree takes the program of sampled ones",
+        "text/request.py",
+        'target.traits.kernels == "native" and not drafter.tree',
+        'target.traits.kernels == "native"',
+        (
+            "tests/text/test_programs.py::test_greedy_texts_of_a_tree_or_without_native_kernels_have_a_program_of_their_own",
+        ),
+    ),
+    Mutant(
+        "a number beyond float16 becomes infinite in a cache",
+        "nn/cache_half.py",
+        "jnp.clip(x, -_LARGEST, _LARGEST).astype(jnp.float16)",
+        "x.astype(jnp.float16)",
+        ("tests/nn/test_cache_half.py::test_numbers_beyond_float16_are_its_largest",),
+    ),
 )

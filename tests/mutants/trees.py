@@ -93,8 +93,8 @@ MUTANTS = (
     Mutant(
         "a sibling's distribution still has the siblings before it",
         "drafters/children.py",
-        "left = jnp.where(ids == before[:, :, sibling : sibling + 1], -jnp.inf, left)",
-        "left = jnp.where(ids < 0, before[:, :, sibling : sibling + 1].astype(left.dtype), left)",
+        "left = _without(parent, before)",
+        "left = parent + 0 * before[:, :, :1].astype(parent.dtype)",
         (f"{_WITHOUT}::{_PROBS}",),
     ),
     Mutant(
