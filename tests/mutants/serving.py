@@ -10,6 +10,7 @@ _SLOTS, _FEEDING, _REUSE, _PREFIXES, _ENGINE, _FILES = (
     "tests/serving/test_engine.py",
     "tests/serving/test_completion.py",
 )
+_APP = "tests/serving/test_app.py"
 _FEED = "decoding/feeding.py"
 _WHOLE = "tests/decoding/test_slots.py::test_a_row_brings_all_that_it_has"
 _PUT = "state=slots.axes.insert(slots.state, row, slot)"
