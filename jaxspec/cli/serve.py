@@ -120,7 +120,9 @@ def _server_of(uvicorn: Any, app: Any, config: Any) -> Any:
         """Refuses new requests before it waits for running ones."""
 
         def handle_exit(self, sig: int, frame: Any) -> None:
-            if not app.state.draining:
+            if app.state.draining:
+                self.force_exit = True
+            else:
                 print("stopping: running requests end first; once more stops at once", file=sys.stderr, flush=True)
             app.state.draining = True
             super().handle_exit(sig, frame)

@@ -108,7 +108,8 @@ def _is(value: Any, hint: Any) -> bool:
         has_sizes = hasattr(value, "dtype") and isinstance(getattr(value, "shape", None), tuple)
         return has_sizes and isinstance(value, kind.dtype[Any, kind.dim_str])
     if issubclass(hint, np.ndarray | jax.Array):
-        # Not texts, objects or keys of `jax.random`.
+        if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return issubclass(hint, jax.Array)
         return isinstance(value, np.ndarray | jax.Array) and getattr(value.dtype, "kind", "O") in "biufcV"
     unknown = getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False)
     return unknown or isinstance(value, hint)
