@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # The environment variable with the key that clients must send.
 _KEY = "JAXSPEC_API_KEY"
+# Seconds that a server which is to stop waits for running requests, if they have no time limit.
+_LONGEST = 600
 _INSTALL = 'pip install "jaxspec-decode[serve]"'
 
 HELP = Help(
@@ -76,7 +78,8 @@ def run(options: Options) -> None:
         print(f"in a browser: {at}/")
         shown = "your key" if key else "none"
         print(f'in Python: openai.OpenAI(base_url="{at}/v1", api_key="{shown}")', flush=True)
-        config = uvicorn.Config(app, log_level="warning", lifespan="off")
+        longest = int(options.timeout or _LONGEST) + 1
+        config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=longest)
         _server_of(uvicorn, app, config).run(sockets=[listening])
 
 

@@ -163,13 +163,18 @@ def start_feeding(arguments: Arguments) -> Feeding:
     with traced_for(target):
         # One more, so that windows of one chunk and one token fit.
         hidden = tuple(jnp.pad(x, ((0, 0), (0, 1), (0, 0))) for x in text.blank(row.cache))
-        # The drafter's state of a text of one token, of which nothing is read.
         context = row.context.of(target)
         seen = read_by_drafter(context, row.cache, row.tokens[:, :width], jnp.ones_like(row.length))
-        first = Prefilled(row.cache, tuple(x[:, :1] for x in hidden))
-        state = bounded.init(drafter, seen, first, row.tokens.shape[1])
-        span = _Span(text, zero, zero, width)
+
+        def unread(count: int) -> Any:
+            """Returns the drafter's state of a text of one token, of which nothing is read."""
+            prefilled = Prefilled(row.cache, tuple(x[:, :count] for x in hidden))
+            return bounded.init(drafter, seen, prefilled, row.tokens.shape[1])
+
+        state, span = unread(1), _Span(text, zero, zero, width)
         by_chunk = _reads_chunks(drafter, state, context, Prefilled(row.cache, hidden), span)
+        if not by_chunk:
+            state = unread(width)  # with the shapes that `ready` returns
     row = dataclasses.replace(row, drafter_state=state)
     left = replicate(jnp.where(row.done[0], 0, text.count))
     return Feeding(row, hidden, zero, left, zero, width, by_chunk)

@@ -31,6 +31,8 @@ from jaxspec.text.result import TextResult
 _LOGGER = logging.getLogger("jaxspec")
 # The largest body of a request, in bytes.
 _MOST_BYTES = 16 * 2**20
+# Seconds within which a body must arrive.
+_MOST_SECONDS = 60.0
 # Ends a stream.
 _DONE = "[DONE]"
 _Endpoint = Callable[[Request], Awaitable[Any]]
@@ -115,7 +117,7 @@ class _Server:
             except ApiError as error:
                 response = _error(error)
             if isinstance(response, Response):
-                response.headers["x-request-id"] = name[:128]
+                response.headers["x-request-id"] = name[:128].strip()
             return response
 
         return answer
@@ -148,13 +150,16 @@ class _Server:
     async def tokenize(self, request: Request) -> Response:
         body = await self._body(request)
         reader = read_chat if "messages" in body else read_completion
-        ids = (await asyncio.to_thread(reader, {"n": 1, **body}, self._tokenizer)).prompts[0]
+        ids = (await self._read(reader, {**body, "n": 1})).prompts[0]
         return JSONResponse({"count": len(ids), "max_model_len": self._engine.capacity, "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:
         ids = (await self._body(request)).get("tokens")
-        asked = read_completion({"prompt": ids if isinstance(ids, list) else [ids]}, self._tokenizer) if ids else None
-        return JSONResponse({"prompt": "" if asked is None else asked.texts[0]})
+        if ids == []:
+            return JSONResponse({"prompt": ""})
+        if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
+            raise ApiError(400, "tokens must be a list of token ids", param="tokens")
+        return JSONResponse({"prompt": (await self._read(read_completion, {"prompt": ids})).texts[0]})
 
     async def tokenizer_info(self, request: Request) -> Response:
         ends = [self._tokenizer.decode([one], skip_special_tokens=False) for one in self._tokenizer.eos_token_ids]
@@ -177,7 +182,7 @@ class _Server:
         if (name := body.get("model")) is not None:
             self._check_model(name)
         began = time.perf_counter()
-        asked = await asyncio.to_thread(reader, body, self._tokenizer)
+        asked = await self._read(reader, body)
         handles = await asyncio.to_thread(self._submit, asked)
         cached = lambda: sum(handle.reused_tokens for handle in handles[:: asked.answers])  # noqa: E731
         answers = Answers(asked, self._model, self._tokenizer, cached=cached)
@@ -269,6 +274,13 @@ class _Server:
         self._metrics.ended(result, reason, time.perf_counter() - began, handle.reused_tokens)
         return result
 
+    async def _read(self, reader: Callable[[Any, Any], Asked], body: Mapping[str, Any]) -> Asked:
+        """Reads the fields of a request, which may encode long texts, in another thread."""
+        try:
+            return await asyncio.to_thread(reader, body, self._tokenizer)
+        except Exception as error:
+            raise of_engine(error) from error
+
     def _submit(self, asked: Asked) -> list[Handle]:
         """Submits a request for each choice: all of them, or none."""
         handles: list[Handle] = []
@@ -284,11 +296,15 @@ class _Server:
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
         """Reads the body, up to the largest size, as a JSON object."""
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > self._most_bytes:
-                raise ApiError(413, f"the body has more than {self._most_bytes} bytes; send less")
+        body = bytearray()
+        try:
+            async with asyncio.timeout(_MOST_SECONDS):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > self._most_bytes:
+                        raise ApiError(413, f"the body has more than {self._most_bytes} bytes; send less")
+        except TimeoutError:
+            raise ApiError(408, f"the body did not arrive within {_MOST_SECONDS:.0f} s") from None
         try:
             found = json.loads(body)
         except (ValueError, RecursionError) as error:

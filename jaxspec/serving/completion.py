@@ -47,10 +47,12 @@ def complete(engine: Engine, prompts: Iterable[Any], **options: Any) -> Iterator
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         raise TypeError(f"prompts must be a list of texts or rows, got {type(prompts).__name__}; pass [prompt]")
     queued: collections.deque[Handle | Exception] = collections.deque()
-    rows = iter(prompts)
+    rows, ahead = iter(prompts), _AHEAD * engine.slots
+    if engine.most_waiting is not None:
+        ahead = min(ahead, engine.most_waiting)
     try:
         while True:
-            for row in itertools.islice(rows, _AHEAD * engine.slots - len(queued)):
+            for row in itertools.islice(rows, ahead - len(queued)):
                 queued.append(_submit(engine, row, options))
             if not queued:
                 return

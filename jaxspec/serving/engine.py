@@ -9,6 +9,7 @@ a turn     1  drops what was cancelled or is out of time
 import dataclasses
 import heapq
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Hashable, Mapping, Sequence
@@ -32,6 +33,7 @@ from jaxspec.text.stream import TextStream
 from jaxspec.verifiers.base import Verifier
 from jaxspec.verifiers.table import seeded_verifier
 
+_LOGGER = logging.getLogger("jaxspec")
 # The capacity of a slot if none is given and the context of the model is larger.
 _CAPACITY = 1024
 # The largest number of rounds of one turn, after which text is handed out.
@@ -193,6 +195,11 @@ class Engine:
         return self._failure is None and not self._closing
 
     @property
+    def most_waiting(self) -> int | None:
+        """The number of requests that may wait; `None` means any number."""
+        return self._most_waiting
+
+    @property
     def waiting(self) -> int:
         """The number of requests that wait for a slot."""
         return len(self._waiting)
@@ -249,6 +256,7 @@ class Engine:
             while self._wait():
                 self._turn()
         except BaseException as error:  # each request must hear of it
+            _LOGGER.exception("the engine has failed")
             self._failure = error
         self._end_all(self._failure or CancelledError("the request was cancelled"))
 
@@ -264,7 +272,13 @@ class Engine:
         began = _work_time()
         for key, group in list(self._groups.items()):
             if group.live:
-                self._advance(group)
+                try:
+                    self._advance(group)
+                except (TypeError, ValueError) as error:  # of this kind of request, such as a wrong processor
+                    del self._groups[key]
+                    for job in group.live.values():
+                        job.handle.end(error)
+                    continue
             group.settle()
             if not group.live and len(self._groups) > 1:
                 del self._groups[key]  # with its caches
@@ -280,8 +294,14 @@ class Engine:
         for (_, _, job), reason in over:
             job.handle.end(reason)
         if self._prompt is not None and (reason := self._prompt.job.over):
-            self._prompt.job.handle.end(reason)
-            self._prompt = None
+            self._end_prompt(reason)
+
+    def _end_prompt(self, reason: BaseException) -> None:
+        """Ends the request whose prompt is being fed, and drops its row."""
+        if self._prompt is not None:
+            job, self._prompt = self._prompt.job, None
+            job.prompt = None
+            job.handle.end(reason)
 
     def _feed(self) -> bool:
         """Feeds chunks of the next prompt, if it is the turn of prompts; returns whether it was."""
@@ -296,11 +316,14 @@ class Engine:
         began = _work_time()
         if self._prompt is None:
             self._take_up()
-        if (prompt := self._prompt) is not None:
-            if prompt.left > 0:
-                prompt.feed(_CHUNKS if decoded else _IDLE_CHUNKS)
-            if prompt.left == 0:
-                self._start(prompt)
+        try:
+            if (prompt := self._prompt) is not None:
+                if prompt.left > 0:
+                    prompt.feed(_CHUNKS if decoded else _IDLE_CHUNKS)
+                if prompt.left == 0:
+                    self._start(prompt)
+        except (TypeError, ValueError) as error:  # of this request alone
+            self._end_prompt(error)
         if decoded:
             self._share.fed(_work_time() - began)
         return True
@@ -319,6 +342,9 @@ class Engine:
                 self._prompt.take_from(self._prefixes)
                 job.handle.reused_tokens = self._prompt.reused
                 self.reused_tokens += self._prompt.reused
+        except (TypeError, ValueError) as error:  # of this request alone
+            self._prompt = job.prompt = None
+            job.handle.end(error)
         except BaseException as error:  # the request is in no list that `_end_all` reads
             job.handle.end(error)
             raise
@@ -340,7 +366,8 @@ class Engine:
         try:
             for piece in stream:
                 job.handle.push(piece)
-                if reason := job.over:
+                closed = CancelledError("the request was cancelled") if self._closing and not self._drain else None
+                if reason := job.over or closed:
                     stream.close()
                     job.handle.end(reason)
                     return
@@ -361,10 +388,13 @@ class Engine:
             for at in range(rounds):
                 count, accepted = int(found.rounds.count[at, slot]), int(found.rounds.accepted[at, slot])
                 ids = found.rounds.tokens[at, slot, :count].tolist()
-                last, shown = bool(found.done[slot]) and at == rounds - 1, len(job.text.spans)
+                ended = bool(found.done[slot]) and not found.rounds.count[at + 1 : rounds, slot].any()
+                last, shown = ended, len(job.text.spans)
                 piece = job.text.push(ids, [place < accepted for place in range(count)], last=last)
                 job.tokens += count
                 job.handle.push(piece, job.text.spans[shown:])
+                if last:
+                    break
             if job.first[0] is None:
                 job.first = time.perf_counter() - job.began, job.tokens
             if found.done[slot] or job.text.stopped:
@@ -393,12 +423,11 @@ class Engine:
         with self._news:
             jobs = [job for _, _, job in self._waiting]
             self._waiting.clear()
-        if self._prompt is not None:
-            jobs.append(self._prompt.job)
-            self._prompt = None
+        self._end_prompt(reason)
         for group in self._groups.values():
             jobs += group.live.values()
         self._groups.clear()
+        self._prefixes = Prefixes(0)
         for job in jobs:
             job.handle.end(reason)
 

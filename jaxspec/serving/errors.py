@@ -1,10 +1,12 @@
 """Errors of the server, in the form that OpenAI's clients read."""
 
+import logging
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+_LOGGER = logging.getLogger("jaxspec")
 # The name of each status, as vLLM has them.
 _KINDS: Mapping[int, str] = MappingProxyType(
     {
@@ -50,6 +52,7 @@ class ApiError(Exception):
           param: the field that was wrong, if it was one.
           retry_after: seconds after which to try again.
         """
+        message = message.encode(errors="backslashreplace").decode()  # half a surrogate pair is no JSON
         super().__init__(message)
         self.status, self.message, self.param, self.retry_after = status, message, param, retry_after
 
@@ -61,6 +64,8 @@ class ApiError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """The headers of the answer."""
+        if self.status == 408:  # the same would happen again
+            return {"x-should-retry": "false"}
         return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
 
 
@@ -68,6 +73,8 @@ def of_engine(error: BaseException) -> ApiError:
     """Converts an error of `Engine.submit` or of a request's result."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, RecursionError):
+        return ApiError(400, "the request is nested too deeply")
     if isinstance(error, TimeoutError):
         return ApiError(408, "the request was not complete within its time limit; ask for fewer tokens")
     if isinstance(error, TypeError | ValueError):
@@ -80,4 +87,5 @@ def of_engine(error: BaseException) -> ApiError:
         return ApiError(429, str(error), retry_after=1)
     if isinstance(error, RuntimeError):
         return ApiError(503, str(error), retry_after=5)
+    _LOGGER.error("a request failed", exc_info=error)
     return ApiError(500, "the server failed; its log says why")

@@ -4,7 +4,7 @@ Absent fields and null mean the default; unknown fields are ignored; what cannot
 """
 
 import dataclasses
-import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,7 +17,9 @@ from jaxspec.serving.errors import ApiError
 _ALTERNATIVES = (0, 1, 5, 20)
 # The default of a completion, as at OpenAI.
 _MAX_TOKENS = 16
-_MOST_ANSWERS = 128
+_MOST_ANSWERS, _MOST_CHOICES = 128, 1024
+# NaN and infinity compare as larger.
+_LARGEST = 1e300
 
 
 class _Kind(NamedTuple):
@@ -32,7 +34,7 @@ def _is_int(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return _is_int(value) or (isinstance(value, float) and math.isfinite(value))
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -55,7 +57,7 @@ _BIASES = _Kind(
     "an object from token ids to numbers",
     lambda value: (
         isinstance(value, dict)
-        and all(key.strip().lstrip("-").isdecimal() and _is_number(bias) for key, bias in value.items())
+        and all(re.fullmatch("[0-9]{1,10}", key.strip()) and _is_number(bias) for key, bias in value.items())
     ),
 )
 
@@ -63,7 +65,6 @@ _BIASES = _Kind(
 _OPTIONS: Mapping[str, tuple[str, _Kind]] = MappingProxyType(
     {
         "min_p": ("min_p", _NUMBER),
-        "stop": ("stop", _TEXTS),
         "presence_penalty": ("presence_penalty", _NUMBER),
         "frequency_penalty": ("frequency_penalty", _NUMBER),
         "repetition_penalty": ("repetition_penalty", _NUMBER),
@@ -85,12 +86,23 @@ _GRAMMARS: Mapping[str, tuple[str, _Kind]] = MappingProxyType(
 )
 _ANY_OBJECT = MappingProxyType({"type": "object", "additionalProperties": True})
 # Fields that cannot be honored, and what to say.
+_ONLY: Mapping[str, bool] = MappingProxyType(
+    {
+        "include_stop_str_in_output": False,
+        "skip_special_tokens": True,
+        "continue_final_message": False,
+        "return_tokens_as_token_ids": False,
+        "use_beam_search": False,
+    }
+)
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "suffix": "a text cannot be filled in before a suffix; leave suffix out",
         "audio": "there is no audio; leave audio out",
         "functions": "functions are not supported; leave functions out",
         "prompt_logprobs": "log-probabilities of the prompt are not supported; leave prompt_logprobs out",
+        "cache_salt": "texts of all clients share a cache; leave cache_salt out",
+        "chat_template_kwargs": "chat templates take no arguments; leave chat_template_kwargs out",
     }
 )
 
@@ -266,7 +278,12 @@ def _asked(
     for name, message in _REFUSED.items():
         if name in fields:
             raise ApiError(400, message, param=name)
+    for name, only in _ONLY.items():
+        if fields.get(name, _FLAG, only) is not only:
+            raise ApiError(400, f"{name} can only be {str(only).lower()}; leave it out", param=name)
     answers = fields.get("n", _INTEGER, 1, 1, _MOST_ANSWERS)
+    if len(prompts) * answers > _MOST_CHOICES:
+        raise ApiError(400, f"a request has at most {_MOST_CHOICES} answers, got {len(prompts) * answers}", param="n")
     if fields.get("best_of", _INTEGER, answers) != answers:
         raise ApiError(400, f"best_of must be n, {answers}: no answers are left out", param="best_of")
     stream, asked_of = fields.get("stream", _FLAG, default=False), fields.part("stream_options")
@@ -313,11 +330,19 @@ def _sampling(fields: _Fields) -> dict[str, Any]:
 
 
 def _ends(fields: _Fields, tokenizer: Tokenizer) -> dict[str, Any]:
-    more = fields.get("stop_token_ids", _IDS, [])
+    """Reads what ends a text; stop strings that spell a special token become its id."""
+    stops, more = fields.get("stop", _TEXTS, []), fields.get("stop_token_ids", _IDS, [])
+    named: dict[str, int] = {}
+    for text in (stops := [stops] if isinstance(stops, str) else stops):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if len(ids) == 1 and tokenizer.is_special(ids[0]):
+            named[text] = ids[0]
     ignored = fields.get("ignore_eos", _FLAG, default=False)
-    if not more and not ignored:
-        return {}
-    return {"stop_tokens": tuple(dict.fromkeys([*(() if ignored else tokenizer.eos_token_ids), *more]))}
+    found: dict[str, Any] = {"stop": [text for text in stops if text not in named]} if stops else {}
+    if more or named or ignored:
+        ends = () if ignored else tokenizer.eos_token_ids
+        found["stop_tokens"] = tuple(dict.fromkeys([*ends, *more, *named.values()]))
+    return found
 
 
 def _grammar(fields: _Fields) -> dict[str, Any]:

@@ -39,7 +39,8 @@ def signature(arguments: Arguments) -> Hashable:
     bare = dataclasses.replace(arguments, target=None, drafter=None)  # of one engine
     leaves, tree = jax.tree.flatten(bare)
     shared = tuple(map(id, jax.tree.leaves((arguments.policy, arguments.processors))))
-    return tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves), shared
+    kinds = tuple((np.shape(leaf), str(getattr(leaf, "dtype", type(leaf)))) for leaf in leaves)  # a rule has floats
+    return tree, kinds, shared
 
 
 class Group(Generic[_Job]):

@@ -189,8 +189,8 @@ MUTANTS = (
     Mutant(
         "a number beyond float16 becomes infinite in a cache",
         "nn/cache_half.py",
-        "jnp.clip(x, -_LARGEST, _LARGEST).astype(jnp.float16)",
-        "x.astype(jnp.float16)",
+        "jax.lax.reduce_precision(jnp.clip(x, -_LARGEST, _LARGEST)",
+        "jax.lax.reduce_precision(x",
         ("tests/nn/test_cache_half.py::test_numbers_beyond_float16_are_its_largest",),
     ),
 )

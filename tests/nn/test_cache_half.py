@@ -69,7 +69,6 @@ def test_numbers_beyond_float16_are_its_largest():
     [
         ("float16", jnp.bfloat16, "for a float32 model, got bfloat16"),
         ("int4", jnp.float32, "dtype must be one of int8, float16, got int4"),
-        (None, jnp.float32, "dtype must be one of int8, float16, got None"),
     ],
 )
 def test_dtypes_that_do_not_fit_are_named(dtype, model_dtype, message):

@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 
 import jaxspec
 from jaxspec.serving import build_app
+from jaxspec.serving.fields import read_completion
 from tests._fixtures import text_models
 
 CAPACITY = 64
@@ -26,7 +27,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def client(engine):
-    return TestClient(build_app(engine, model="small", most_bytes=4096))
+    return TestClient(build_app(engine, model="small", most_bytes=16384))
 
 
 def problem(response):
@@ -75,6 +76,17 @@ WRONG = [
     (COMPLETIONS, {"prompt": "a", "structured_outputs": {"regex": "("}}, None),
     (COMPLETIONS, {"prompt": "a", "structured_outputs": {"structural_tag": "x"}}, None),
     (COMPLETIONS, {"prompt": "a", "seed": "x"}, "seed"),
+    (COMPLETIONS, {"prompt": "\ud800"}, None),
+    (COMPLETIONS, {"prompt": "a", "logit_bias": {"--5": 1}}, "logit_bias"),
+    (COMPLETIONS, {"prompt": "a", "logit_bias": {"5": 10**400}}, "logit_bias"),
+    (COMPLETIONS, {"prompt": "a", "temperature": 10**400}, "temperature"),
+    (COMPLETIONS, {"prompt": "a", "structured_outputs": {"json": "[" * 2000}}, None),
+    (COMPLETIONS, {"prompt": "a", "structured_outputs": {"json": {"properties": {"\ud800": 3}}}}, None),
+    (COMPLETIONS, {"prompt": "a", "cache_salt": "x"}, "cache_salt"),
+    (COMPLETIONS, {"prompt": "a", "skip_special_tokens": False}, "skip_special_tokens"),
+    (COMPLETIONS, {"prompt": [[1]] * 1025}, "n"),
+    ("/detokenize", {"tokens": ["\ud800"]}, "tokens"),
+    ("/tokenize", {"prompt": "\ud800"}, None),
     (CHATS, {}, "messages"),
     (CHATS, {"messages": []}, "messages"),
     (CHATS, {"messages": ["a"]}, "messages"),
@@ -94,8 +106,17 @@ WRONG = [
 
 @pytest.mark.parametrize(("path", "body", "param"), WRONG)
 def test_what_cannot_be_honored_is_an_error_in_openai_s_form(client, path, body, param):
-    status, named = problem(client.post(path, json=body))
+    status, named = problem(client.post(path, content=json.dumps(body)))
     assert (status, named) == (400, param if param else named)
+
+
+def test_the_text_of_an_end_token_is_a_stop_token(engine):
+    """lm-eval sends it as a stop string; as a text it never appears."""
+    tokenizer = engine.decoder.tokenizer
+    end = tokenizer.eos_token_ids[0]
+    name = tokenizer.decode([end], skip_special_tokens=False)
+    asked = read_completion({"prompt": "a", "stop": ["x", name], "ignore_eos": True}, tokenizer)
+    assert (asked.options["stop"], asked.options["stop_tokens"]) == (["x"], (end,))
 
 
 def test_errors_of_the_router_and_of_bodies_have_the_form_too(client):
@@ -106,7 +127,7 @@ def test_errors_of_the_router_and_of_bodies_have_the_form_too(client):
     assert problem(client.get("/v1/models/other")) == (404, "model")
     for body in (b"", b"{", b"[1]", b'"a"', b"\xff", b"[" * 4000):
         assert problem(client.post(COMPLETIONS, content=body)) == (400, None)
-    assert problem(client.post(COMPLETIONS, content=b" " * 5000)) == (413, None)
+    assert problem(client.post(COMPLETIONS, content=b" " * 20000)) == (413, None)
 
 
 def test_a_server_with_a_key_lets_nobody_else_in(engine):

@@ -261,3 +261,53 @@ def test_a_failing_program_is_reported_to_every_request(target, monkeypatch):
             handle.result()
         with pytest.raises(RuntimeError, match="the engine has failed"):
             engine.submit("the sea", max_new_tokens=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["add", "advance"])
+def test_an_error_of_one_kind_of_request_leaves_the_others_alone(target, monkeypatch, place):
+    """As that of a custom processor, which is found while its program is traced."""
+    real, left = getattr(group.Group, place), [None]
+
+    def fail_once(self, *arguments):
+        if left:
+            left.pop()
+            raise ValueError("a processor's result has another dtype")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(group.Group, place, fail_once)
+    with jaxspec.Engine(target, "ngram", k=2, slots=2, capacity=CAPACITY) as engine:
+        with pytest.raises(ValueError, match="another dtype"):
+            engine.submit("hello", temperature=0, max_new_tokens=4).result()
+        check(engine, target, [("the sea", {"temperature": 0, "max_new_tokens": 4})])
+        assert engine.open
+
+
+@pytest.mark.slow
+def test_a_rule_with_numbers_decodes(target):
+    rule = jaxspec.verifiers.RelaxedVerifier(jaxspec.verifiers.StaticEnsemble(0.7))
+    with jaxspec.Engine(target, "ngram", k=2, verifier=rule, lossy=True, slots=2, capacity=CAPACITY) as engine:
+        assert len(engine.submit("hello", temperature=1.0, max_new_tokens=4, stop_tokens=()).result().token_ids) == 4
+
+
+@pytest.mark.slow
+def test_pieces_hold_the_text_of_their_tokens(target):
+    """Also where a row ends with text that was held back, in a round before its neighbor's last."""
+    asked = {"temperature": 0, "stop": ["th zz", "e zz"], "stop_tokens": ()}
+    with jaxspec.Engine(target, "ngram", k=2, slots=2, capacity=CAPACITY) as engine:
+        handles = [engine.submit("the sea", max_new_tokens=count, **asked) for count in (40, 3, 5, 7, 9, 11)]
+
+        async def read(handle):
+            return [piece async for piece in handle.pieces()]
+
+        for handle in handles:
+            pieces = asyncio.run(read(handle))
+            assert "".join(piece.text for piece in pieces) == handle.result().text
+            assert "".join(span.text for piece in pieces for span in piece.spans) == handle.result().text
+
+
+@pytest.mark.slow
+def test_a_short_queue_holds_all_prompts_in_turn(target):
+    with jaxspec.Engine(target, "ngram", k=2, slots=1, capacity=CAPACITY, most_waiting=1) as engine:
+        found = list(jaxspec.complete(engine, ["the sea"] * 5, temperature=0, max_new_tokens=2, stop_tokens=()))
+    assert [len(one.token_ids) for one in found] == [2] * 5
