@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 
@@ -108,7 +109,7 @@ def _is(value: Any, hint: Any) -> bool:
         has_sizes = hasattr(value, "dtype") and isinstance(getattr(value, "shape", None), tuple)
         return has_sizes and isinstance(value, kind.dtype[Any, kind.dim_str])
     if issubclass(hint, np.ndarray | jax.Array):
-        if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             return issubclass(hint, jax.Array)
         return isinstance(value, np.ndarray | jax.Array) and getattr(value.dtype, "kind", "O") in "biufcV"
     unknown = getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False)
