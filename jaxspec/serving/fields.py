@@ -85,7 +85,7 @@ _GRAMMARS: Mapping[str, tuple[str, _Kind]] = MappingProxyType(
     }
 )
 _ANY_OBJECT = MappingProxyType({"type": "object", "additionalProperties": True})
-# Fields that cannot be honored, and what to say.
+# Fields of which one value is honored.
 _ONLY: Mapping[str, bool] = MappingProxyType(
     {
         "include_stop_str_in_output": False,
@@ -95,6 +95,7 @@ _ONLY: Mapping[str, bool] = MappingProxyType(
         "use_beam_search": False,
     }
 )
+# Fields that cannot be honored, and what to say.
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "suffix": "a text cannot be filled in before a suffix; leave suffix out",
