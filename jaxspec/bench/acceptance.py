@@ -303,6 +303,7 @@ def _measured_round(one: Round, state: GenerationState) -> tuple[GenerationState
     with traced_for(target):
         active, length = state.context.active, state.length
         rng, proposal, state = one.propose(state)
+        proposal = proposal.dense()
         context = state.context.of(target)
         output = one.feed(proposal, context)
         log_probs = Distributions.of(context, output.logits, proposal).next_log_probs

@@ -263,7 +263,8 @@ class ParallelDrafter(Drafter):
             return self._union().propose(rng, state, context)
 
         def draft(number, model, own, rng, context):
-            return self._drafter(model).propose(rng.of_draft(number), own, context)
+            proposal, own = self._drafter(model).propose(rng.of_draft(number), own, context)
+            return proposal.dense(), own
 
         chains, own = self.models.each(draft, state.drafters, rng.afresh(), _text(context))
         target = context.target.traits.placement

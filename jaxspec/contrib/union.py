@@ -134,7 +134,7 @@ class UnionDrafter(Drafter):
         proposals, states = [], []
         for index, (drafter, own) in enumerate(zip(self.drafters, state.drafters, strict=True)):
             proposal, own = bounded.propose(drafter, rng.of_draft(index), own, context)
-            proposals.append(proposal)
+            proposals.append(proposal.dense())
             states.append(own)
         side_by_side = lambda parts: jnp.concatenate(parts, axis=1)  # noqa: E731
         tokens = side_by_side([proposal.tokens for proposal in proposals])

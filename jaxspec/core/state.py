@@ -1,7 +1,8 @@
 """Defines the pytrees that travel through the loop: proposals, verdicts, states and results."""
 
+import abc
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 from jax import Array
@@ -15,6 +16,22 @@ from jaxspec.core.sampling import Policy
 from jaxspec.core.split_sampling import AtDrafts
 from jaxspec.core.stats import Stats
 from jaxspec.core.tree import depths
+
+
+class Deferred(abc.ABC):
+    """Computes the log-probabilities of a chain's drafts where they are read; a pytree.
+
+    A round in which no row drafts does not compute them, and one with few drafts only those of these. Over a large
+    vocabulary, writing them takes as long as a share of a pass.
+    """
+
+    @abc.abstractmethod
+    def first(self, count: int) -> Self:
+        """Cuts to the first `count` drafts."""
+
+    @abc.abstractmethod
+    def dense(self, tokens: Int[Array, "b n"]) -> Float[Array, "b n v"]:
+        """Computes the log-probabilities that these drafts were drawn from."""
 
 
 @register_dataclass
@@ -33,7 +50,8 @@ class Proposal:
       valid: the drafts to verify: in a chain a prefix, in a tree never without the parent. Whether draft `i` is valid
         must not depend on draft `i` itself unless drafting is deterministic.
       log_probs: the normalized log-probabilities that each draft was drawn from, given its ancestors and the siblings
-        before it; `None` for deterministic guesses (a one-hot distribution, never materialized).
+        before it; `None` for deterministic guesses (a one-hot distribution, never materialized). May be `Deferred`,
+        which `dense` computes.
       parents: each node's parent, -1 for the last committed token; `None` is a chain.
       depth: the most nodes along one path of a tree, static; 0 for a chain.
       partial: the target's pass over the last committed token and the drafts, if drafting ran its first layers;
@@ -50,7 +68,7 @@ class Proposal:
 
     tokens: Int[Array, "b n"]
     valid: Bool[Array, "b n"]
-    log_probs: Float[Array, "b n v"] | None = None
+    log_probs: Float[Array, "b n v"] | Any | None = None  # `Any` is `Deferred`, which verifiers never see
     parents: Int[Array, "b n"] | None = None
     depth: int = dataclasses.field(default=0, metadata={"static": True})
     partial: Any = None
@@ -65,11 +83,17 @@ class Proposal:
         return Proposal(
             self.tokens[:, :count],
             self.valid[:, :count],
-            cut(self.log_probs),
+            self.log_probs.first(count) if isinstance(self.log_probs, Deferred) else cut(self.log_probs),
             cut(self.parents),
             min(self.depth, count),
             partial,
         )
+
+    def dense(self) -> "Proposal":
+        """Computes `log_probs` if they are `Deferred`."""
+        if not isinstance(self.log_probs, Deferred):
+            return self
+        return dataclasses.replace(self, log_probs=self.log_probs.dense(self.tokens))
 
     def longest(self) -> Int[Array, "b"]:
         """Counts the drafts that each row submits along its longest path."""

@@ -130,6 +130,7 @@ class Round:
     def judge(self, rng: Rng, proposal: Proposal, output: ModelOutput, context: Context, most: int) -> Verified:
         """Verifies a proposal given the pass over it; pads the results to `most` drafts."""
         check_entries(output.entries, *(("pad",) if proposal.parents is None else ("pad", "keep_path")))
+        proposal = proposal.dense()
         distributions = Distributions.of(context, output.logits, proposal)
         verdict = distributions.verdict(self.verifier, rng, proposal)
         rows = _path_rows(proposal, verdict)

@@ -82,16 +82,11 @@ class Chain:
         if max_drafts > 0:
             drafts = self._draft(drafts, policy, longest, rng, state.length_state, context)
         submitted = jnp.sum(drafts.valid, axis=1, dtype=jnp.int32)
-        proposal = Proposal(drafts.tokens, drafts.valid, self._over_vocabulary(drafts))
+        log_probs = drafts.log_probs
+        if log_probs is not None:
+            log_probs = self.draft.vocabulary.deferred(log_probs, drafts.count)
+        proposal = Proposal(drafts.tokens, drafts.valid, log_probs)
         return proposal, ChainState(drafts.draft_state, state.length_state, submitted)
-
-    def _over_vocabulary(self, drafts: "_Drafts") -> Float[Array, "b k v"] | None:
-        """Expands all draft distributions to the target's vocabulary at once, which on a mesh communicates."""
-        vocabulary, log_probs = self.draft.vocabulary, drafts.log_probs
-        if log_probs is None or vocabulary.count == vocabulary.size:
-            return log_probs
-        drawn = jnp.arange(log_probs.shape[1], dtype=jnp.int32)[None, :, None] < drafts.count
-        return jnp.where(drawn, vocabulary.expand(log_probs), -math.log(vocabulary.size))
 
     def observe(self, state: ChainState, context: Context, verdict: Verdict, hidden: Hidden) -> ChainState:
         """Returns the state after a round, as `Drafter.observe` does."""
@@ -112,7 +107,7 @@ class Chain:
         draft, vocabulary, max_drafts = self.draft, self.draft.vocabulary, self.draft_length.lengths[-1]
 
         def add(drafts: _Drafts, logits, hidden, draft_state) -> _Drafts:
-            # Tokens are drawn in the draft's vocabulary; `_over_vocabulary` expands all distributions at the end.
+            # Tokens are drawn in the draft's vocabulary; all distributions are expanded at once, if they are read.
             logits = vocabulary.process(context, logits[:, None], lambda: drafts.path)[:, 0]
             if policy.greedy:
                 place, next_log_probs = argmax(logits), None

@@ -5,8 +5,9 @@ distribution, it preserves the target's distribution (EAGLE-3, Li et al. 2503.01
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +18,8 @@ from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import validate
 from jaxspec.core.layout import Layout, Unsharded
 from jaxspec.core.parts import unsharded
-from jaxspec.core.state import Context
+from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.state import Context, Deferred
 from jaxspec.drafters.processed import process_part
 
 
@@ -117,6 +119,10 @@ class Vocabulary:
         """Scatters logits into the target's vocabulary, with -inf for tokens outside the draft vocabulary."""
         return logits if self.ids is None else self.layout.logits(expand(logits, self.ids, self.size))
 
+    def deferred(self, log_probs: Float[Array, "b k n"], count: Int[Array, ""]) -> Deferred | Float[Array, "b k v"]:
+        """Returns the log-probabilities that the first `count` drafts were drawn from, to be expanded when needed."""
+        return log_probs if self.count == self.size else Expanded(log_probs, count, self.ids, self.size, self.layout)
+
     def token_ids(self, places: Int[Array, "*any"]) -> Int[Array, "*any"]:
         """Converts indices in the draft vocabulary to the target's token ids."""
         return places if self.ids is None else self.ids[places]
@@ -134,3 +140,31 @@ class Vocabulary:
         if not context.processors:
             return logits
         return process_part(context, logits, path(), self.expand, None if self.count == self.size else self.ids)
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Expanded(Deferred):
+    """Holds log-probabilities over a draft vocabulary, to be expanded to the target's.
+
+    Attributes:
+      log_probs: those of each draft, over the draft vocabulary.
+      count: the number of drafts that were drawn; the others get a uniform distribution, so that rows stay normalized.
+      ids: the target's ids of the draft's tokens, increasing.
+      size: the size of the target's vocabulary.
+      layout: shards expanded log-probabilities over devices.
+    """
+
+    log_probs: Float[Array, "b k n"]
+    count: Int[Array, ""]
+    ids: Int[Array, "n"] | None
+    size: int = dataclasses.field(metadata={"static": True})
+    layout: Layout = dataclasses.field(metadata={"static": True})
+
+    def first(self, count: int) -> Self:
+        return dataclasses.replace(self, log_probs=self.log_probs[:, :count])
+
+    def dense(self, tokens: Int[Array, "b k"]) -> Float[Array, "b k v"]:
+        drawn = jnp.arange(self.log_probs.shape[1], dtype=jnp.int32)[None, :, None] < self.count
+        expanded = Vocabulary(self.size, self.ids, self.layout).expand(self.log_probs)
+        return jnp.where(drawn, expanded, -math.log(self.size))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 from jax import Array
@@ -14,7 +14,7 @@ from jaxspec.core.model import Model
 from jaxspec.core.prefill import Prefilled
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
-from jaxspec.core.state import Context, Proposal, Verdict
+from jaxspec.core.state import Context, Deferred, Proposal, Verdict
 from jaxspec.drafters import bounded
 from jaxspec.drafters.base import AdjustableDrafter, Drafter, DrafterInfo, least_held
 from jaxspec.drafters.lookup import Guess, LookupDrafter, LookupState, one_hot
@@ -202,20 +202,41 @@ class HybridDrafter(Drafter):
         )
 
 
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RowByRow(Deferred):
+    """Holds the log-probabilities that a model drew from; those of copied rows are one-hot.
+
+    Attributes:
+      copied: the rows that were copied.
+      drafted: the model's, `[b, n, v]` or deferred; drafts after them get a one-hot distribution, so that rows stay
+        normalized.
+    """
+
+    copied: Bool[Array, "b"]
+    drafted: Deferred | Float[Array, "b n v"]
+
+    def first(self, count: int) -> Self:
+        drafted = self.drafted.first(count) if isinstance(self.drafted, Deferred) else self.drafted[:, :count]
+        return dataclasses.replace(self, drafted=drafted)
+
+    def dense(self, tokens: Int[Array, "b k"]) -> Float[Array, "b k v"]:
+        drafted = self.drafted.dense(tokens) if isinstance(self.drafted, Deferred) else self.drafted
+        add = tokens.shape[1] - drafted.shape[1]
+        unused = jnp.zeros((drafted.shape[0], add), jnp.int32)
+        drafted = jnp.concatenate([drafted, one_hot(unused, drafted.shape[2])], axis=1)
+        return jnp.where(self.copied[:, None, None], one_hot(tokens, drafted.shape[2]), drafted)
+
+
 def halves(drafter: Drafter) -> tuple[LookupDrafter | None, Drafter]:
     """Returns the lookup half (`None` unless a hybrid), and the model half or the drafter itself."""
     return (drafter.lookup, drafter.model) if isinstance(drafter, HybridDrafter) else (None, drafter)
 
 
 def _wide(proposal: Proposal, k: int) -> Proposal:
-    """Pads a proposal to `k` drafts; unused positions get a one-hot distribution, so that rows stay normalized."""
-    add = k - proposal.tokens.shape[1]
-    pad = lambda x: jnp.pad(x, ((0, 0), (0, add), *[(0, 0)] * (x.ndim - 2)))  # noqa: E731
-    log_probs = proposal.log_probs
-    if log_probs is not None:
-        unused = jnp.zeros((log_probs.shape[0], add), jnp.int32)
-        log_probs = jnp.concatenate([log_probs, one_hot(unused, log_probs.shape[2])], axis=1)
-    return Proposal(pad(proposal.tokens), pad(proposal.valid), log_probs)
+    """Pads the tokens of a proposal to `k` drafts."""
+    add = ((0, 0), (0, k - proposal.tokens.shape[1]))
+    return dataclasses.replace(proposal, tokens=jnp.pad(proposal.tokens, add), valid=jnp.pad(proposal.valid, add))
 
 
 def _row_by_row(first: Bool[Array, "b"], copied: Proposal, drafted: Proposal) -> Proposal:
@@ -224,9 +245,7 @@ def _row_by_row(first: Bool[Array, "b"], copied: Proposal, drafted: Proposal) ->
     tokens = jnp.where(pick, copied.tokens, drafted.tokens)
     valid = jnp.where(pick, copied.valid, drafted.valid)
     log_probs = drafted.log_probs
-    if log_probs is not None:
-        log_probs = jnp.where(pick[..., None], one_hot(tokens, log_probs.shape[2]), log_probs)
-    return Proposal(tokens, valid, log_probs)
+    return Proposal(tokens, valid, None if log_probs is None else RowByRow(first, log_probs))
 
 
 def _check_kinds(lookup: object, model: object) -> None:

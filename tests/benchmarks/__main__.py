@@ -16,6 +16,10 @@ BENCHMARKS = {
     "products": "products.run",
     "verifiers": "verifiers.run",
     "sampling": "sampling.run",
+    "engine-rows": "engine.rows",
+    "engine-skewed": "engine.skewed",
+    "engine-turn": "engine.turn",
+    "engine-prompt": "engine.prompt",
     "acceptance": "acceptance.run",
     "acceptance-over-k": "acceptance.run_over_k",
 }

@@ -37,7 +37,7 @@ def propose(drafter, at=-1, acceptance=None, sampling=jaxspec.Sampling()):  # no
         acceptance = jnp.full_like(state.length_state.acceptance, acceptance)
         state = dataclasses.replace(state, length_state=dataclasses.replace(state.length_state, acceptance=acceptance))
     rng = Altered(jax.random.split(jax.random.key(3), ROWS), LENGTH, at=at)
-    return drafter.propose(rng, state, context)[0]
+    return drafter.propose(rng, state, context)[0].dense()
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 
 import jaxspec
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.decoding.round import Round
 from jaxspec.drafters import ResizedModel, TreeDrafter, TrimmedModel
 from jaxspec.nn.language_model import with_head_rows
 from jaxspec.ops.formats import FORMATS
@@ -199,3 +200,20 @@ def test_it_is_trimmed_once_and_stays_so():
 def test_what_does_not_fit_is_refused(model, tokens, error, message):
     with pytest.raises(error, match=message):
         jaxspec.ModelDrafter(model, draft_vocabulary=tokens)
+
+
+def test_a_round_in_which_no_row_drafts_writes_no_distribution_over_the_vocabulary():
+    """What only a verification of drafts reads is computed within its branch: a loop of at most one trip."""
+    length = jaxspec.Adaptive((1.0, 1.2), lengths=(0, 2))
+    model = jaxspec.ModelDrafter(DRAFT, k=length, draft_vocabulary=IDS)
+    one = Round(TARGET, jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=length), model), jaxspec.TokenVerifier())
+    options = {"max_new_tokens": 8, "sampling": jaxspec.Sampling(1.0), "key": jax.random.key(0)}
+    state = jaxspec.init(TARGET, one.drafter, PROMPT, **options)
+    made = [
+        variable.aval.shape
+        for equation in jax.make_jaxpr(one.run)(state).eqns
+        if equation.primitive.name != "while"
+        for variable in equation.outvars
+    ]
+    assert (2, 2, len(IDS)) in made  # the buffer over the draft vocabulary
+    assert (2, 2, TARGET.vocab_size) not in made

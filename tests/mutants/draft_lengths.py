@@ -35,11 +35,21 @@ MUTANTS = (
         slow=True,
     ),
     Mutant(
+        "rounds without drafts expand draft distributions",
+        _CHAIN,
+        "proposal = Proposal(drafts.tokens, drafts.valid, log_probs)",
+        "proposal = Proposal(drafts.tokens, drafts.valid, log_probs).dense()",
+        (
+            "tests/drafters/test_trimmed.py::"
+            "test_a_round_in_which_no_row_drafts_writes_no_distribution_over_the_vocabulary",
+        ),
+    ),
+    Mutant(
         "a draft is submitted only if the next one is",
         _CHAIN,
-        "proposal = Proposal(drafts.tokens, drafts.valid, self._over_vocabulary(drafts))",
+        "proposal = Proposal(drafts.tokens, drafts.valid, log_probs)",
         "following = jnp.pad(drafts.valid[:, 1:], ((0, 0), (0, 1)), constant_values=True)\n"
-        "        proposal = Proposal(drafts.tokens, drafts.valid & following, self._over_vocabulary(drafts))",
+        "        proposal = Proposal(drafts.tokens, drafts.valid & following, log_probs)",
         (f"{_NO_DRAFT_DECIDES}[confidence]",),
         slow=True,
     ),

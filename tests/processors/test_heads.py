@@ -104,7 +104,7 @@ def proposed(drafter, policy):
     """Returns the first proposal."""
     state = jaxspec.init(TARGET, drafter, PROMPT, sampling=policy, max_new_tokens=8)
     rng = jaxspec.core.RoundKeys(state.keys, state.length)
-    return drafter.propose(rng, state.drafter_state, state.context.of(TARGET))[0]
+    return drafter.propose(rng, state.drafter_state, state.context.of(TARGET))[0].dense()
 
 
 def _once(logits, counts):

@@ -257,7 +257,8 @@ def advance(target, drafter, verifier, state):
 @jax.jit
 def _propose(target, drafter, verifier, state, drafter_state):
     rng, _, context = before_round(target, verifier, state)
-    return drafter.propose(rng, drafter_state, context)
+    proposal, drafter_state = drafter.propose(rng, drafter_state, context)
+    return proposal.dense(), drafter_state
 
 
 @jax.jit

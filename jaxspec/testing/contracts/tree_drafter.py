@@ -145,4 +145,4 @@ def propose(drafter, *, rows=4, sampling=SAMPLING, verifier=VERIFIER):
     rng = verifier.rng(jax.random.split(jax.random.key(2), 4)[:rows], length)
     if not drafter.deterministic:
         rng = rng.shared(drafter.max_drafts + 1, vocab)
-    return jax.jit(lambda *args: drafter.propose(*args)[0])(rng, DraftState(cache), context)
+    return jax.jit(lambda *args: drafter.propose(*args)[0].dense())(rng, DraftState(cache), context)

@@ -151,7 +151,8 @@ def _batched(function, drafter, target, texts: list[Text], state, argument: np.n
 
 @jax.jit
 def _propose(drafter, context, state, tokens):
-    return drafter.propose(Forced(NOTHING, context.length, tokens=tokens), state, context)
+    proposal, state = drafter.propose(Forced(NOTHING, context.length, tokens=tokens), state, context)
+    return proposal.dense(), state
 
 
 @jax.jit
