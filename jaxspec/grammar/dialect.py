@@ -5,7 +5,10 @@ translation matches a text only if all three do. It names no control character w
 our grammars have none.
 """
 
+import decimal
+import functools
 import json
+import math
 import re
 from typing import Any
 
@@ -21,6 +24,8 @@ _PART = re.compile(
 )
 _REPETITION = re.compile(r"[*+?]|\{.*\d.*\}")
 _NAMED_CLASS = re.compile(r"\[:\^?\w+:$")
+# Escapes by octal digits, and repetitions with spaces.
+_AMBIGUOUS = re.compile(r"(?<!\\)(?:\\\\)*(\\0\d|\{(?=[\d,]* )[\d, ]*\d[\d, ]*\})")
 # What a shorthand contains in every dialect, and what it contains in any of them.
 _EVERY = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t\n\x0c\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"}
 _ANY = {
@@ -39,8 +44,19 @@ _REASONS = {
     "Unable to determine": "it takes more than 10,000 states to find out whether a string matches it",
     "": "it is not a regular expression",
 }
-# pydantic's decimals: an expression that needs a digit, without the look-ahead that says so.
-_KNOWN = {r"(?!^[-+.]*$)[+-]?0*\d*\.?\d*": r"[+-]?(?:\d+\.?\d*|\.\d+)"}
+# Expressions of libraries that look ahead, and the same without that: pydantic's decimals, which need a digit; zod's
+# addresses without two dots in a row or one at an end, and its durations, of which no part may be empty.
+_DAYS, _SECONDS = r"(\d+Y(\d+M)?(\d+D)?|\d+M(\d+D)?|\d+D)", r"(\d+([.,]\d+)?S)"
+_TIME = rf"T(\d+H(\d+M)?{_SECONDS}?|\d+M{_SECONDS}?|{_SECONDS})"
+_KNOWN = {
+    r"(?!^[-+.]*$)[+-]?0*\d*\.?\d*": r"[+-]?(?:\d+\.?\d*|\.\d+)",
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
+        r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+    ),
+    r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$": (
+        rf"^P(\d+W|{_DAYS}({_TIME})?|{_TIME})$"
+    ),
+}
 
 
 def translated(pattern: str) -> str:
@@ -51,6 +67,8 @@ def translated(pattern: str) -> str:
     """
     for known, plain in _KNOWN.items():
         pattern = pattern.replace(known, plain)
+    if ambiguous := _AMBIGUOUS.search(pattern):
+        raise ValueError(f"it has {ambiguous[1]}, which libraries read in several ways")
     parts, found, place, repeated = _PART.findall(pattern), [], 0, ""
     # A flag that holds in one group only is left out for dots: then they match less, and nothing wrong.
     dot_is_all = bool(parts) and re.fullmatch(r"\(\?[a-z]*s[a-z]*\)", parts[0]) is not None
@@ -61,6 +79,8 @@ def translated(pattern: str) -> str:
                 end = parts.index("]", place)
             except ValueError:
                 raise ValueError("it has an unclosed bracket") from None
+            if end == place and "]" in parts[end + 1 :]:  # to Python the first is a member
+                raise ValueError(f"it has {part}] before another ], which libraries read in several ways")
             if named := _NAMED_CLASS.search("".join(parts[place:end])):
                 raise ValueError(f"it has {named[0]}], which libraries read in several ways")
             found.append(_class(parts[place:end], negated=part == "[^"))
@@ -79,6 +99,30 @@ def problem_of(schema: dict[str, Any]) -> str:
     matcher = needed("llguidance").LLMatcher
     schema = schema | {"x-guidance": JSON_TEXT | schema.get("x-guidance", {})}
     return matcher.validate_grammar(matcher.grammar_from_json_schema(json.dumps(schema)), None)
+
+
+def is_unwritten(schema: dict[str, Any]) -> bool:
+    """Returns whether `llguidance` finds no text of a schema, though it takes it: multiples have a fixed precision."""
+    guidance = needed("llguidance")
+    grammar = guidance.LLMatcher.grammar_from_json_schema(json.dumps(schema | {"x-guidance": JSON_TEXT}))
+    matcher = guidance.LLMatcher(_bytes(), grammar, log_level=0)
+    matcher.compute_bitmask()  # only then does it look
+    return matcher.is_error()
+
+
+@functools.cache
+def _bytes() -> Any:
+    """Returns a tokenizer of bytes."""
+    return needed("llguidance").LLTokenizer("byte")
+
+
+def read_by_library(number: float) -> float:
+    """Returns the double that the library, which rounds twice, reads from the digits of a number."""
+    sign, digits, exponent = decimal.Decimal(repr(number)).as_tuple()
+    if not isinstance(exponent, int) or abs(exponent) > 308:
+        return math.nan
+    value, power = float(int("".join(map(str, digits)))), float(f"1e{abs(exponent)}")
+    return (-1) ** sign * (value * power if exponent > 0 else value / power)
 
 
 def _repeated(part: str, before: str) -> str:

@@ -6,7 +6,6 @@ that may add properties seldom ends. Schemas that apply to the same object (`all
 """
 
 import dataclasses
-import decimal
 import itertools
 import json
 import math
@@ -15,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from jaxspec.grammar.dialect import NO_ESCAPE, problem_of, translated
+from jaxspec.grammar.dialect import NO_ESCAPE, is_unwritten, problem_of, read_by_library, translated
 from jaxspec.grammar.references import referred
 from jaxspec.grammar.schema import TYPES, with_bounded_integers
 
@@ -109,6 +108,11 @@ def normalized(schema: dict[str, Any]) -> dict[str, Any]:
         found |= {key: schema[key] for key in ("x-guidance",) if key in schema}
         if problem_of(with_bounded_integers(found)):
             raise reader.error(found)
+        defined = {key: found[key] for key in ("$defs",) if key in found}
+        for where, part in reader.parts:
+            multiples = any("multipleOf" in one for one in (part, *part.get("allOf", ())))
+            if multiples and is_unwritten(part | defined):
+                raise UnsupportedError(f"{where} allows no text: no multiple is written within its bounds; write enum")
     except RecursionError:
         raise ValueError(
             "schema is nested too deeply, or refers to itself without a property or item between"
@@ -205,6 +209,8 @@ class _Reader:
         """Returns the schemas that all apply here, without annotations: its own, a reference, and those of `allOf`."""
         if not isinstance(schema, dict):
             return [] if schema is True else [schema]
+        if schema.get("not") is True or schema.get("not") == {}:  # as zod writes what is never there
+            return [False]
         own = {key: value for key, value in schema.items() if key in _KEPT}
         own |= self._property_names(schema, where)
         for keyword, instead in _UNSUPPORTED.items():
@@ -415,7 +421,8 @@ def _is_void(schema: dict[str, Any], keyword: str) -> bool:
     few = keyword == "uniqueItems" and schema.get("maxItems", 2) < 2
     no_case = keyword == "if" and not {"then", "else"} & set(schema)
     empty = (value is False and keyword in ("not", "uniqueItems")) or (value == {} and keyword.startswith("depend"))
-    return value is None or few or no_case or empty
+    any_number = keyword == "contains" and schema.get("minContains") == 0 and "maxContains" not in schema
+    return value is None or few or no_case or empty or any_number
 
 
 def _without_edges(schema: dict[str, Any]) -> dict[str, Any]:
@@ -442,19 +449,10 @@ def _check_values(schema: dict[str, Any], where: str) -> None:
         if large or (isinstance(one, float) and not math.isfinite(one)):
             raise UnsupportedError(f"{where} has the number {one!r:.80}, which no double holds; write it as a string")
     for one in _leaves([schema.get(key) for key in ("enum", "const")]):
-        if isinstance(one, float) and _read_by_library(one) != one:
+        if isinstance(one, float) and read_by_library(one) != one:
             raise UnsupportedError(
                 f"{where} lists {one!r}, whose last digit the library rounds; write at most 15 digits, or a string"
             )
-
-
-def _read_by_library(number: float) -> float:
-    """Returns the double that the library, which rounds twice, reads from the digits of a number."""
-    sign, digits, exponent = decimal.Decimal(repr(number)).as_tuple()
-    if not isinstance(exponent, int) or abs(exponent) > 308:
-        return math.nan
-    value, power = float(int("".join(map(str, digits)))), float(f"1e{abs(exponent)}")
-    return (-1) ** sign * (value * power if exponent > 0 else value / power)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

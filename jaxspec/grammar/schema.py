@@ -30,6 +30,8 @@ _AS_THE_HOST = {
 # The limit for an integer without bounds: double precision represents all of these (RFC 8259, section 6). Small models
 # write digits without end.
 MOST_DIGITS = 15
+# Bounds farther from 0, such as those of float32 or of 64 bits, are replaced by this: the library fails on them.
+_FARTHEST = 10**17
 # The most parts of an expression, which repeats items: each array inside another doubles them.
 _MOST_PARTS = 2**16
 # An integer in an expression, unless it is the beginning of a number, which a point follows.
@@ -49,7 +51,12 @@ def as_dict(schema: Any) -> dict[str, Any]:
     """
     given = schema
     if hasattr(schema, "model_json_schema"):
-        schema = schema.model_json_schema()
+        try:
+            schema = schema.model_json_schema()
+        except Exception as error:  # pydantic's own, if a field is a function
+            reason = str(error).partition("\n")[0]
+            name = getattr(given, "__name__", type(given).__name__)
+            raise ValueError(f"schema: {name}.model_json_schema() failed: {reason}; pass the schema itself") from error
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -61,15 +68,20 @@ def as_dict(schema: Any) -> dict[str, Any]:
             '{"type": "object", ...} or a pydantic model'
         )
     try:
-        schema = with_pointers(json.loads(json.dumps(schema)))
+        schema = json.loads(json.dumps(schema))
+    except (TypeError, ValueError) as error:  # if it holds itself, or an integer of thousands of digits
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"schema must be what JSON can express: {error}; pass model_dump() of a model, say") from None
+    except RecursionError:
+        raise ValueError("schema is nested too deeply") from None
+    try:
+        schema = with_pointers(schema)
         _check_kinds(schema, "schema")
         for name in sorted(references(schema)):
             if (part := referred(name, schema)) is not None:
                 _check_kinds(part, f"schema{name[1:].replace('/', '.')}")
         _check(schema, "schema")
         _check_ends(schema)
-    except TypeError as error:
-        raise TypeError(f"schema must be what JSON can express: {error}; pass model_dump() of a model, say") from None
     except RecursionError:
         raise ValueError("schema is nested too deeply") from None
     return schema
@@ -175,17 +187,26 @@ def _check_kinds(schema: Any, where: str) -> None:
 
 
 def _check_numbers(schema: dict[str, Any], where: str) -> None:
-    """Raises `ValueError` if a size or bound has the wrong type; converts sizes such as 1.0, which is an integer."""
+    """Raises `ValueError` if a size or bound has the wrong type; converts sizes such as 1.0 and old bounds."""
     for name in ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"):
         value = schema.get(name, 0)
         number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**31
         if not number or value != int(value):
             raise ValueError(f"{where}.{name} must be an integer of at least 0, got {value!r:.80}")
         schema |= {name: int(value)} if name in schema else {}
+    for name in ("minimum", "maximum"):  # in drafts before 6, a flag excludes the bound itself
+        excluded = f"exclusive{name.title()}"
+        if isinstance(flag := schema.get(excluded), bool):
+            del schema[excluded]
+            if flag and name in schema:
+                schema[excluded] = schema.pop(name)
     for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
         value = schema.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, int | float) or (name == "multipleOf" and value <= 0):
             raise ValueError(f"{where}.{name} must be a number{' above 0' * (name[1] == 'u')}, got {value!r:.80}")
+        sign = -1 if name.lower().endswith("minimum") else 1 if name.lower().endswith("maximum") else 0
+        if sign * value > _FARTHEST:
+            schema[name] = sign * _FARTHEST
 
 
 def _inside(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -245,7 +266,7 @@ def _required(schema: dict[str, Any]) -> list[Any]:
     required = schema.get("required", ())
     named = [own[name] for name in required if name in own]
     # Whether a pattern matches a name is for the library to say; one alone leaves no choice.
-    others = [*patterned.values(), *([rest] if isinstance(rest, dict) else [])]
+    others = [*patterned.values(), *([rest] if isinstance(rest, dict | bool) and rest is not False else [])]
     if len(others) == 1 and (set(required) - set(own) or schema.get("minProperties", 0) > len(own)):
         named += others
     return named

@@ -7,7 +7,7 @@ import pydantic
 import pytest
 
 from jaxspec.grammar import Grammar
-from jaxspec.grammar.dialect import translated
+from jaxspec.grammar.dialect import _KNOWN, translated
 from tests._fixtures.grammars import follower, takes
 
 CHARACTERS = [*'"\\\n\r\ta x é/٣²-_&[]{}.Ab0,😀', "\x01", "\x7f", "\x85", "\u2028", "\ufeff", "\u200d", "\xa0"]
@@ -55,13 +55,17 @@ def test_what_is_taken_matches_in_python_and_in_rust(half):
         ("^.$", ["a", "\t"], ["\n", "\r", "\u2028"]),
         ("^(?s:a.)b.$", ["axbx"], ["axb\n"]),  # the flag ends with its group
         ("^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$", ["1", "-1.5", ".5", "5."], ["", ".", "-", "+."]),
+        (list(_KNOWN)[1], ["a@b.co", "a.b'c+@d-.e.org"], ["a..b@c.de", ".a@b.co", "a.@b.co", "a'@b.co", "a@b.c"]),
+        (list(_KNOWN)[2], ["P1W", "P1Y2D", "PT1.5S", "P1MT2H3S"], ["P", "PT", "P1DT", "P1W2D", "P1D2M", "PT1S2M"]),
     ],
 )
 def test_what_libraries_read_in_several_ways(pattern, good, bad):
-    """As ECMAScript does, and Python for flags. The last is pydantic's of a decimal, which looks ahead."""
+    """As ECMAScript does, and Python for flags. The last look ahead: pydantic's of a decimal, and zod's."""
     host = follower(Grammar.json_schema({"type": "string", "pattern": pattern}))
     for texts, expected in ((good, True), (bad, False)):
         assert [takes(host, json.dumps(text, ensure_ascii=False)) for text in texts] == [expected] * len(texts)
+    if "(?!" in pattern:
+        assert all(re.search(pattern, text) for text in good) and not any(re.search(pattern, text) for text in bad)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +89,12 @@ def test_what_libraries_read_in_several_ways(pattern, good, bad):
         ("^a?*$", r"it has \* after \?, which"),
         ("^[[:alpha:]]$", r"it has \[:alpha:\], which libraries read in several ways"),
         ("^[^x[:^digit:]]$", r"it has \[:\^digit:\], which"),
+        ("^[^]a]$", r"it has \[\^\] before another \], which libraries read in several ways"),
+        ("[]a]|b", r"it has \[\] before another \], which"),
+        (r"^[\012]$", r"it has \\01, which libraries read in several ways"),
+        (r"^\\\07$", r"it has \\07, which"),
+        ("^a{ 1 }$", r"it has \{ 1 \}, which libraries read in several ways"),
+        ("^a{1, 2}$", r"it has \{1, 2\}, which"),
     ],
 )
 def test_what_cannot_be_followed(pattern, problem):

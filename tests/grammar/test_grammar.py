@@ -197,7 +197,7 @@ def test_a_schema_is_given_in_three_ways():
             ValueError,
             "schema.additionalProperties.type is None, expected",
         ),
-        (lambda: Grammar.json_schema(one(exclusiveMinimum=True)), ValueError, "x.exclusiveMinimum must be a number"),
+        (lambda: Grammar.json_schema(one(exclusiveMinimum="0")), ValueError, "x.exclusiveMinimum must be a number"),
         (lambda: Grammar.json_schema(one(minLength=-1)), ValueError, "x.minLength must be an integer of at least 0"),
         (lambda: Grammar.json_schema(one(minLength="a")), ValueError, "x.minLength must be an integer of at least 0"),
         (

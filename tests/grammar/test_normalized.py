@@ -248,10 +248,10 @@ DEEP_CHOICES = functools.reduce(lambda inner, _: {"anyOf": [inner]}, range(460),
             "schema.items.if cannot be followed by a grammar; write the cases as anyOf",
         ),
         ({"anyOf": [{"contains": {}}]}, "schema.anyOf[0].contains cannot be followed"),
-        ({"$defs": {"a": {"not": {}}}, "items": {"$ref": "#/$defs/a"}}, "schema.$defs.a.not cannot be followed"),
+        ({"$defs": {"a": {"not": A}}, "items": {"$ref": "#/$defs/a"}}, "schema.$defs.a.not cannot be followed"),
         ({"properties": {"x": {"enum": ["a\x01"]}}}, "schema.properties.x lists 'a\\x01', with a control character"),
         ({"properties": {"x": {"enum": [2**53 + 1]}}}, "schema.properties.x has the number 9007199254740993, which no"),
-        ({"type": "integer", "maximum": 10**400}, "schema has the number 1000"),
+        ({"type": "integer", "minimum": 10**400}, "schema has the number 1000"),
         ({"const": float("inf")}, "schema has the number inf, which no double holds; write it as a string"),
         ({"items": {"$ref": "#/$defs/a"}}, "schema.items.$ref is '#/$defs/a', which this schema does not define"),
         ({"$ref": "https://example.com"}, "schema.$ref is 'https://example.com', which this schema does not define"),
@@ -295,6 +295,11 @@ DEEP_CHOICES = functools.reduce(lambda inner, _: {"anyOf": [inner]}, range(460),
             "schema cannot be followed by a grammar: two patterns of patternProperties match the same name; write",
         ),
         ({"type": "integer", "minimum": 1.2, "maximum": 1.8}, "schema allows no text: integer interval"),
+        (
+            {"items": {"type": "number", "minimum": -1.5, "maximum": -1.499, "multipleOf": 0.25}},
+            "schema.items allows no text: no multiple is written within its bounds; write enum",
+        ),
+        ({"enum": [1.5], "multipleOf": 0.25}, "schema allows no text: no multiple is written"),
     ],
 )
 def test_what_cannot_be_followed_is_named(schema, text):
@@ -350,6 +355,8 @@ def test_optional_parts_that_never_end_are_named():
     assert accepts({"$defs": {"a": or_null}, "$ref": "#/$defs/a"}, '{"x":{"x":null}}')
     more = {"type": "object", "required": ["y"], "properties": {"y": {}}, "additionalProperties": {"$ref": "#/$defs/a"}}
     assert accepts({"$defs": {"a": more}, "$ref": "#/$defs/a"}, '{"y":1,"z":{"y":2}}')
+    free = named | {"patternProperties": {"^y": {"$ref": "#/$defs/a"}}, "additionalProperties": True}
+    assert accepts({"$defs": {"a": free}, "$ref": "#/$defs/a"}, '{"x":1,"y":{"x":1}}')
 
 
 def test_an_excluded_bound_is_no_value():
@@ -365,6 +372,65 @@ def test_keywords_that_exclude_nothing_are_taken():
     schema = {"type": "array", "items": {"type": "null"}, "uniqueItems": True, "maxItems": 1, "if": {}}
     assert accepts(schema, "[null]")
     assert accepts({"type": "null", "uniqueItems": False, "not": False, "propertyNames": {"type": "string"}}, "null")
+
+
+FLOAT32 = {"type": "number", "minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38}
+INT64 = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+
+
+def test_bounds_of_all_numbers_of_a_kind():
+    """As zod and others write them: no double holds some, and the library writes none that is so large."""
+    for schema, text in ((FLOAT32, "-1.5"), (INT64, "-7"), ({"type": "integer", "maximum": 2**64 - 1}, str(10**14))):
+        assert accepts(schema, text) and accepts({"anyOf": [schema, {"type": "null"}]}, text)
+    assert not accepts(FLOAT32, "9" * 40) and not accepts(INT64, str(2**63))
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_bounds_of_old_drafts(flag):
+    """There a flag excludes the bound; OpenAPI 3.0 has it too."""
+    low = {"type": "integer", "minimum": 0, "exclusiveMinimum": flag}
+    high = {"type": "number", "maximum": 1.5, "exclusiveMaximum": flag, "minimum": 0}
+    for schema, texts in ((low, ("0", "1", "-1")), (high, ("1.5", "1.25", "2")), ({"exclusiveMinimum": flag}, "05")):
+        judge = jsonschema.Draft4Validator(schema)
+        for text in texts:
+            assert accepts(schema, text) == judge.is_valid(json.loads(text)), (schema, text)
+
+
+def test_what_is_never_there():
+    """As zod writes it: a property that may not come, a choice that no value is, and no items."""
+    never, contains = {"not": {}}, {"contains": {"type": "null"}, "minContains": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        schema = {"properties": {"a": never, "b": {"anyOf": [never, {"type": "null"}]}}, "type": "object"}
+        for text, expected in (("{}", True), ('{"b":null}', True), ('{"a":1}', False), ('{"b":1}', False)):
+            assert accepts(schema, text) == expected
+        assert accepts({"type": "array", "items": never}, "[]") and not accepts({"items": never}, "[1]")
+        assert accepts({"type": "array", "items": {"type": "integer"}} | contains, "[1]")
+    with pytest.raises(ValueError, match="schema is false, which no text can satisfy"):
+        Grammar.json_schema(never)
+
+
+class Calls(pydantic.BaseModel):
+    function: collections.abc.Callable
+
+
+CIRCLE: dict[str, Any] = {"type": "array"}
+CIRCLE["items"] = CIRCLE
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (Calls, "schema: Calls.model_json_schema() failed: Cannot generate a JsonSchema for core_schema.Callable"),
+        (CIRCLE, "schema must be what JSON can express: Circular reference detected; pass model_dump()"),
+        ({"maximum": 10**5000}, "schema must be what JSON can express: Exceeds the limit (4300 digits) for integer"),
+        ({"enum": [{1}]}, "schema must be what JSON can express: Object of type set is not JSON serializable; pass"),
+    ],
+    ids=["function", "circle", "digits", "set"],
+)
+def test_what_is_no_json(schema, text):
+    with pytest.raises((TypeError, ValueError), match="^" + re.escape(text)):
+        Grammar.json_schema(schema)
 
 
 NAMED = {
