@@ -52,3 +52,31 @@ def test_a_drafter_without_a_guess_is_not_asked_what_comes_after():
             check([_round(tokens, valid)])
     with pytest.raises(AssertionError, match="draft 0 of row 0: .*, but the proposal has log_probs"):
         check([_round([2, 3, 0, 0], [True, True, False, False], np.zeros((4, 4, 9)))])
+
+
+class _Draws(_Ends):
+    """Draws tokens where `_Ends` copies one, from two with equal chances."""
+
+    def guess(self, text, offset):
+        token = super().guess(text, offset)
+        return None if token is None else np.bincount([token, token - 1], minlength=9) / 2
+
+
+def test_a_drafter_that_draws_may_have_no_guess_either():
+    check, log_probs = _Draws().test_the_reported_distribution_is_that_of_the_drafts, np.full((4, 4, 9), -np.inf)
+    log_probs[:, 0, 1:3] = log_probs[:, 1, 2:4] = np.log(0.5)
+    check([_round([2, 3, 0, 0], [True, True, False, False], log_probs)])
+    for valid, said in (
+        ([True, False, False, False], r"draft 1 of row 0: the drafter proposes None, guess returned \[0"),
+        ([True, True, True, False], "draft 2 of row 0: the drafter proposes 0, guess returned None"),
+    ):
+        with pytest.raises(AssertionError, match=said):
+            check([_round([2, 3, 0, 0], valid, log_probs)])
+
+
+def test_what_is_not_a_draft_may_differ_from_a_fresh_drafter_s():
+    """Nothing reads what invalid places hold."""
+    one, other = (_round([2, 3, rest, 0], [True, True, False, False])[2] for rest in (0, 7))
+    assert _Ends().check_as_new(one, other)
+    with pytest.raises(AssertionError, match="Mismatched elements: 4 / 8"):
+        _Ends().check_as_new(one, _round([2, 4, 0, 0], [True, True, False, False])[2])
