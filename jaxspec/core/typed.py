@@ -107,7 +107,8 @@ def _is(value: Any, hint: Any) -> bool:
     if issubclass(hint, jaxtyping.AbstractArray):
         kind: Any = hint
         has_sizes = hasattr(value, "dtype") and isinstance(getattr(value, "shape", None), tuple)
-        return has_sizes and isinstance(value, kind.dtype[Any, kind.dim_str])
+        has_values = has_sizes and not isinstance(value, jax.ShapeDtypeStruct)
+        return has_values and isinstance(value, kind.dtype[Any, kind.dim_str])
     if issubclass(hint, np.ndarray | jax.Array):
         if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             return issubclass(hint, jax.Array)

@@ -20,7 +20,7 @@ class Unknown(Protocol):
 
 
 _Number = TypeVar("_Number", bound=int)
-ARRAY, NAMES = jnp.ones((2, 3)), np.array(["a"])
+ARRAY, NAMES, SHAPE = jnp.ones((2, 3)), np.array(["a"]), jax.ShapeDtypeStruct((2, 3), jnp.float32)
 # A type, values of it, and others.
 TYPES = [
     (int, (5, np.int64(5), -1), (True, 1.5, None, "5", int, [5], NAMES)),
@@ -29,7 +29,7 @@ TYPES = [
     (str, ("a",), (b"a", None, 5, str)),
     (str | None, ("a", None), (5, [])),
     (Literal["a", 1], ("a", 1), ("b", True, 1.0, None, [])),
-    (Float[jax.Array, "b n"], (ARRAY, np.ones((2, 3))), (ARRAY[0], ARRAY > 0, 5, None, [[1.0]], NAMES)),
+    (Float[jax.Array, "b n"], (ARRAY, np.ones((2, 3))), (ARRAY[0], ARRAY > 0, 5, None, [[1.0]], NAMES, SHAPE)),
     (Int[jax.Array, "*b"], (jnp.arange(3), jnp.int32(5)), (5, ARRAY, NAMES, jnp, np.ma.array([1, 2], mask=[0, 1]))),
     (np.ndarray, (np.ones(2), ARRAY, ARRAY.astype("bfloat16")), ([1], None, NAMES, jax.random.key(0), jnp)),
     (Shaped[jax.Array, "b n"], (ARRAY,), (jnp, np, [[1]])),

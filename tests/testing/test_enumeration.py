@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxspec
 from jaxspec.core.leading import take_row
 from jaxspec.testing.enumeration.drafting import chain, chains, drawn, drawn_without_replacement, enumerate_drafts
 from jaxspec.testing.enumeration.leaves import Comparison, Leaf
@@ -134,3 +136,9 @@ def test_a_uniform_that_is_compared_twice_has_one_interval():
     twice = lambda low, high: Leaf((Comparison(0, high, True), Comparison(0, low, False)), (), np.ones(1))
     assert twice(0.25, 0.75).chance() == 0.5
     assert twice(0.75, 0.25).chance() == 0
+
+
+@pytest.mark.parametrize("places", [[1, 2**70], [(0, -1)], [()]])
+def test_places_of_drafts_are_checked(places):
+    with pytest.raises(ValueError, match="drafts of key_names must be places of integers from 0 to 2147483647, got "):
+        jaxspec.testing.key_names(jaxspec.TokenVerifier(), jax.random.key(0), length=2, drafts=places)

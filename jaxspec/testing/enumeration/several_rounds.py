@@ -100,6 +100,9 @@ def key_names(
     validate.integers("key_names", drafts=(drafts if isinstance(drafts, int) else len(drafts), 0, 2**10))
     nodes = range(drafts) if isinstance(drafts, int) else drafts
     places = [(node,) if isinstance(node, int) else node for node in nodes]
+    for place in places:
+        if not place or not all(0 <= index < 2**31 for index in place):
+            raise ValueError(f"drafts of key_names must be places of integers from 0 to {2**31 - 1}, got {place}")
     with recorded_keys() as seen:
         rng: Any = verifier.rng(row_key[None], jnp.full(1, length, jnp.int32))
         for *indices, offset in places:
