@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import secrets
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, TypeAlias
 
@@ -102,8 +103,8 @@ class TextOptions(SharedOptions):
       presence_penalty: amount subtracted from the logits of tokens in the answer.
       frequency_penalty: amount subtracted from a token's logit for each time that it occurs in the answer.
       logit_bias: dictionary from token ids to amounts added to their logits.
-      bad_words: texts that are never generated, also inside a longer word, however tokens cut them; " a" is banned
-        only after a space.
+      bad_words: texts that are never generated, also inside a longer word, however tokens cut them, and with accents
+        composed or apart; " a" is banned only after a space.
       min_new_tokens: number of tokens before which no stop token ends a text.
       allowed_tokens: ids of the only tokens that may be generated, besides the stop tokens.
       processors: more processors, applied last (`jaxspec.processors`).
@@ -466,4 +467,6 @@ def _banned(words: tuple[str, ...], tokenizer: Tokenizer, vocab_size: int) -> Ba
         ids = tokenizer.encode(word, add_special_tokens=False)
         if len(ids) == 1 and tokenizer.is_special(ids[0]):  # it has no text, but this is its name
             texts[ids[0]] = word.encode()
-    return BannedTexts.of([word.encode() for word in words], texts)
+    # Composed and decomposed accents are the same word, and a tokenizer may turn one into the other.
+    spelled = [one for word in words for one in (word, *(unicodedata.normalize(form, word) for form in ("NFC", "NFD")))]
+    return BannedTexts.of([one.encode() for one in dict.fromkeys(spelled)], texts)

@@ -82,6 +82,11 @@ def test_words_of_byte_level_vocabularies():
     assert text_models.END not in _excluded("byte_level", ("e",), "x")
 
 
+def test_words_are_the_same_with_accents_composed_or_apart():
+    """A tokenizer that composes accents writes "é" for "é", which a keyboard may give."""
+    assert _excluded("sentencepiece", ("e\u0301",), "b") == _excluded("sentencepiece", ("é",), "b") == {"é"}
+
+
 def test_tables_that_are_too_large_are_named():
     with pytest.raises(ValueError, match=r"1 banned texts take tables of .* bytes, more than 1,000; pass fewer or"):
         BannedTexts.of([b"a"], [b"a", b"b"], max_bytes=1000)
