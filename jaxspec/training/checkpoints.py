@@ -26,7 +26,7 @@ from jaxspec.io.manifest import check_digests, differences, with_digests
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.multihost import by_first
 from jaxspec.training.dataset import Schedule
-from jaxspec.training.files import weights_digest
+from jaxspec.training.files import model_digest
 from jaxspec.training.recipe import Recipe
 from jaxspec.training.state import TrainingOptions, TrainState, join
 
@@ -168,7 +168,7 @@ def identity(
         "options": described(options),
         # Depends on all answers, and on the order of batches.
         "data": {"answer_tokens": int(counts.sum()), "digest": digest(counts, batches.batch(0))},
-        "target": described(target.module.config) | {"dtype": target.dtype.name, "weights": weights_digest(target)},
+        "target": described(target.module.config) | {"dtype": target.dtype.name, "weights": model_digest(target)},
         "devices": devices,
         "states": "read in bfloat16" if stored else "computed",
     }

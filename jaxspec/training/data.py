@@ -18,7 +18,7 @@ from jaxspec.io.files import exclusive, write_bytes
 from jaxspec.io.manifest import sha256
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.answers import AnswerOptions, Dialogue, answer_all
-from jaxspec.training.files import VERSION, Sequences, check_same_making, read_manifest, weights_digest, write_manifest
+from jaxspec.training.files import VERSION, Sequences, check_same_making, model_digest, read_manifest, write_manifest
 from jaxspec.training.prompts import TURNS_FILE, Conversation, Exclusion, hash_lines, normalize, read_prompts
 
 _TOO_LONG, _CUT = "longer than max_length", "turns cut at max_length"
@@ -79,7 +79,7 @@ def make_data(
             "vocab_size": target.vocab_size,
             "dtype": str(target.dtype) if isinstance(target, LanguageModel) else "",
             "tokenizer": tokenizer.digest,
-            "weights": weights_digest(target),
+            "weights": model_digest(target),
         },
         "options": dataclasses.asdict(options) | {"shard": shard, "limit": limit},
         "prompts": [_file(path) for path in prompts],

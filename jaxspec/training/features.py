@@ -1,7 +1,7 @@
 """Stores the target's states of every sequence on disk: computed once, read in all epochs and by all drafters.
 
     folder/<shard>-<target>/layer-27.bfloat16    [tokens, width], allocated before it is filled
-                            layer-27.crc32       [sequences], of each one's bytes; 0 if absent
+                            layer-27.crc32       [sequences], of each one's bytes and place; 0 if absent
 
 A sequence's states are always computed together with the same other sequences of its shard, regardless of the batch
 that needs them. So a run that died and resumed reads what it would have computed. A sequence counts as present while
@@ -29,7 +29,7 @@ from jaxtyping import Float
 from jaxspec.io.files import FileFormatError
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.dataset import Dataset, widths_for
-from jaxspec.training.files import weights_digest
+from jaxspec.training.files import model_digest
 from jaxspec.training.recipe import Features
 
 _logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class StoredStates:
 
     @functools.cached_property
     def _target_digest(self) -> str:
-        return weights_digest(self.target)
+        return model_digest(self.target)
 
     def _shard(self, shard: str) -> "_Shard":
         if shard not in self._shards:
@@ -121,6 +121,7 @@ class StoredStates:
             folder.mkdir(parents=True, exist_ok=True)
             sequences, tokens = self.data.sizes(shard)
             self._opened[shard, layer] = _Layer(
+                f"{folder.name}/{layer}",
                 _opened(folder / f"layer-{layer:02}.bfloat16", (tokens, self.target.module.config.width), np.uint16),
                 _opened(folder / f"layer-{layer:02}.crc32", (sequences,), np.uint32),
             )
@@ -155,8 +156,9 @@ class _Shard:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Layer:
-    """Holds the memory-mapped files of one layer."""
+    """Holds the memory-mapped files of one layer; `place` names the shard, the target and the layer."""
 
+    place: str
     states: np.memmap
     checksums: np.memmap
 
@@ -165,7 +167,7 @@ class _Layer:
         if not (expected := self.checksums[number]):
             return None
         states = self.states[start:end]
-        if expected == _checksum(states):
+        if expected == self._checksum(number, states):
             return states
         _logger.warning("%s: sequence %d is damaged, computing it again", self.states.filename, number)
         return None
@@ -173,12 +175,11 @@ class _Layer:
     def write(self, number: int, start: int, states: np.ndarray) -> None:
         """Writes a sequence's states, and then their checksum, which marks them as present."""
         self.states[start : start + len(states)] = states
-        self.checksums[number] = _checksum(states)
+        self.checksums[number] = self._checksum(number, states)
 
-
-def _checksum(states: np.ndarray) -> int:
-    """Returns the CRC-32 of the bytes, but never 0, which marks absent states."""
-    return zlib.crc32(states.tobytes()) or 1
+    def _checksum(self, number: int, states: np.ndarray) -> int:
+        """Returns the CRC-32 of a sequence's place and bytes, but never 0, which marks absent states."""
+        return zlib.crc32(states.tobytes(), zlib.crc32(f"{self.place}/{number}".encode())) or 1
 
 
 def _opened(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.memmap:

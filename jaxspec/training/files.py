@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxspec.io.files import FileFormatError, check_fields, read_json, write_text
 from jaxspec.io.manifest import differences, digest_of
+from jaxspec.nn.language_model import LanguageModel
 
 MANIFEST, _DIGEST = "manifest.json", "sha256"
 VERSION = 1
@@ -22,7 +23,6 @@ _ALL = {**_MAKING, "categories": list, "shards": list, "complete": bool}
 _TARGET = {"vocab_size": int, "tokenizer": str}
 _SHARD = {"file": str, "sha256": str, "sequences": int, "tokens": int, "answer_tokens": int, "left_out": dict}
 MAKE_ANEW = "run `jaxspec data` again, into another --out"
-_MOST_SAMPLES = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,16 +102,15 @@ def check_same_making(folder: Path, known: Mapping[str, Any], requested: Mapping
         raise ValueError(f"{folder} holds a training set made differently: {found}. Pass the same, or another --out")
 
 
-def weights_digest(model: object) -> str:
-    """Hashes a model's arrays: their names, shapes, dtypes and a sample of each one's values.
-
-    Different digests mean different models, but equal ones do not prove that two models are equal.
-    """
+def model_digest(model: object) -> str:
+    """Hashes a model's configuration, its dtype, and its arrays with their names, shapes and dtypes."""
     digest = hashlib.sha256()
+    # The same weights are another model under another configuration, such as a scaling of the rotary embedding.
+    if isinstance(model, LanguageModel):
+        digest.update(f"{model.module.config} {model.dtype}\n".encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(model):
         # On the host, as arrays that are sharded over a mesh cannot be flattened in place.
-        flat = np.asarray(leaf).reshape(-1)
-        sample = flat[:: max(1, flat.size // _MOST_SAMPLES)]
+        flat = np.ascontiguousarray(leaf).reshape(-1)
         digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}\n".encode())
-        digest.update(sample.tobytes())
+        digest.update(flat.view(np.uint8).data)
     return digest.hexdigest()

@@ -188,7 +188,7 @@ MUTANTS = (
     Mutant(
         "states are read without a check of their bytes",
         "training/features.py",
-        "if expected == _checksum(states):",
+        "if expected == self._checksum(number, states):",
         "if expected:",
         (f"{_DAMAGED}::TestStates::test_other_bytes_are_not_read",),
     ),

@@ -79,9 +79,23 @@ MUTANTS = (
     Mutant(
         "states are computed anew for each batch",
         "training/features.py",
-        "self.checksums[number] = _checksum(states)",
+        "self.checksums[number] = self._checksum(number, states)",
         "self.checksums[number] = 0",
         (f"{_STATES}::test_they_are_the_target_s",),
+    ),
+    Mutant(
+        "states of another layer are read",
+        "training/features.py",
+        'f"{self.place}/{number}"',
+        'f"{number}"',
+        ("tests/training/test_damaged.py::TestStates::test_states_of_another_place_are_not_read",),
+    ),
+    Mutant(
+        "states are read for the same weights of another configuration",
+        "training/files.py",
+        "{model.module.config} {model.dtype}",
+        "{model.dtype}",
+        (f"{_STATES}::test_a_model_is_its_configuration_and_all_its_weights",),
     ),
     Mutant(
         "states of the data are read for what the drafter wrote",

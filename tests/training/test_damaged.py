@@ -271,8 +271,9 @@ class TestSet:
 
 
 class TestStates:
-    def _opened(self, folder, rows=5):
+    def _opened(self, folder, rows=5, place="a/1"):
         return states._Layer(
+            place,
             states._opened(folder / "layer.bfloat16", (rows, 4), np.uint16),
             states._opened(folder / "layer.crc32", (2,), np.uint32),
         )
@@ -304,6 +305,15 @@ class TestStates:
         assert self._opened(tmp_path).read(0, 1, 3) is None
         told = " ".join(messages())
         assert "sequence 0 is damaged" in told or (name, what) == ("layer.crc32", "zeros") and told == ""
+
+    def test_states_of_another_place_are_not_read(self, tmp_path, messages):
+        """Both files of another layer, target or shard were put there, or those of another sequence."""
+        layer = self._opened(tmp_path)
+        layer.write(0, 0, np.ones((1, 4), np.uint16))
+        assert self._opened(tmp_path).read(0, 0, 1) is not None
+        assert self._opened(tmp_path, place="a/2").read(0, 0, 1) is None
+        layer.checksums[1] = layer.checksums[0]
+        assert layer.read(1, 0, 1) is None and len(messages()) == 2
 
     def test_no_room(self, tmp_path, monkeypatch):
         def full(*_):

@@ -12,6 +12,7 @@ from jaxspec.training.answers import AnswerOptions
 from jaxspec.training.data import make_data
 from jaxspec.training.dataset import Dataset
 from jaxspec.training.features import StoredStates
+from jaxspec.training.files import model_digest
 from jaxspec.training.loop import train
 from jaxspec.training.recipe import Recipe
 from jaxspec.training.state import TrainingOptions, target_features
@@ -124,6 +125,20 @@ def test_where_they_cannot_be_kept(what, message, target, data, tmp_path):
     chosen = Conversations(vocab=target.vocab_size) if what == "data" else data
     with pytest.raises((TypeError, ValueError), match=message):
         train(Bigrams(), target, chosen, OPTIONS, tmp_path / "run", mesh=mesh, states=tmp_path / "states", quiet=True)
+
+
+def test_a_model_is_its_configuration_and_all_its_weights(target):
+    """The same weights with another norm are another target, as is one whose last number differs by one step."""
+    config, leaves = target.module.config, jax.tree.leaves(target.params)
+    largest = max(range(len(leaves)), key=lambda place: leaves[place].size)
+    leaves[largest] = leaves[largest].at[(-1,) * leaves[largest].ndim].multiply(1 + 2**-20)
+    others = [
+        dataclasses.replace(target, module=target.module.clone(config=dataclasses.replace(config, norm_eps=1e-3))),
+        dataclasses.replace(target, module=target.module.clone(dtype=jax.numpy.bfloat16)),
+        dataclasses.replace(target, params=jax.tree.unflatten(jax.tree.structure(target.params), leaves)),
+    ]
+    assert len({model_digest(one) for one in (target, *others)}) == 4
+    assert model_digest(dataclasses.replace(target)) == model_digest(target)
 
 
 def test_files_of_something_else(target, data, tmp_path):
