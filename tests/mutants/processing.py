@@ -543,4 +543,25 @@ MUTANTS = (
         "all(",
         ("tests/grammar/test_normalized.py::test_optional_parts_that_never_end_are_named",),
     ),
+    Mutant(
+        "a bad word is banned in one of its spellings alone",
+        "text/request.py",
+        "for one in dict.fromkeys(spelled)",
+        "for one in words",
+        ("tests/grammar/test_banned.py::test_words_are_the_same_with_accents_composed_or_apart",),
+    ),
+    Mutant(
+        "what zod writes for never is not followed",
+        "grammar/normalized.py",
+        'schema.get("not") is True or schema.get("not") == {}',
+        'schema.get("not") is True',
+        ("tests/grammar/test_normalized.py::test_what_is_never_there",),
+    ),
+    Mutant(
+        "a drafter that draws has a guess at each place",
+        "testing/contracts/drafter.py",
+        "if guess is None or found is None:",
+        "if guess is None and found is None:",
+        ("tests/testing/test_contracts.py::test_a_drafter_that_draws_may_have_no_guess_either",),
+    ),
 )
