@@ -564,4 +564,18 @@ MUTANTS = (
         "if guess is None and found is None:",
         ("tests/testing/test_contracts.py::test_a_drafter_that_draws_may_have_no_guess_either",),
     ),
+    Mutant(
+        "bounds of 64 bits stay as they are",
+        "grammar/schema.py",
+        "if sign * value > _FARTHEST:",
+        "if sign * value > 10**400:",
+        ("tests/grammar/test_normalized.py::test_bounds_of_all_numbers_of_a_kind",),
+    ),
+    Mutant(
+        "multiples that the library cannot write are no fault",
+        "grammar/normalized.py",
+        "if multiples and is_unwritten(part | defined):",
+        "if multiples and not defined and is_unwritten({}):",
+        ("tests/grammar/test_normalized.py::test_what_cannot_be_followed_is_named",),
+    ),
 )
