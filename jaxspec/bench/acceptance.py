@@ -187,12 +187,12 @@ def expected_acceptance(
     validate.instance("drafter", drafter, Drafter)
     validate.instance("options", options, AcceptanceOptions)
     validate.instance("texts", texts, Sequence, "pass [[5, 6, 7], [9, 8]], say")
-    for one in texts:
-        if not isinstance(one, Text) and validate.numbers("texts", one, "lists of token ids", whole=True).ndim != 1:
-            raise TypeError(
-                f"texts must be lists of token ids, got {validate.shown(one)} in them; pass [[5, 6, 7]], say"
-            )
-    read = [one if isinstance(one, Text) else Text(tuple(one)) for one in texts]
+    read = [
+        Text(_ids(one.prompt, "the prompt of a text"), _ids(one.answer, "the answer of a text"))
+        if isinstance(one, Text)
+        else Text(_ids(one, "texts"))
+        for one in texts
+    ]
     given = _check(target, drafter, read, options)
     keys = jax.random.split(jax.random.key(0) if key is None else as_threefry(key), len(read))
     lengths = [len(one.prompt) for one in read]
@@ -203,6 +203,15 @@ def expected_acceptance(
         rows = order[start : start + options.batch]
         parts.append(_measure_batch(target, drafter, [read[row] for row in rows], rows, keys, given, options))
     return Acceptance.of(MeasuredRounds.joined(parts), texts=len(read), given=given, rule=_rule_name(drafter))
+
+
+def _ids(value: Any, name: str) -> tuple[int, ...]:
+    """Checks the token ids of one text, and returns them."""
+    if (found := validate.numbers(name, value, "lists of token ids", whole=True)).ndim != 1:
+        raise TypeError(
+            f"{name} must be lists of token ids, got {validate.shown(value)} in them; pass [[5, 6, 7]], say"
+        )
+    return tuple(np.asarray(found).tolist())
 
 
 def _check(target: Model, drafter: Drafter, texts: Sequence[Text], options: AcceptanceOptions) -> bool:

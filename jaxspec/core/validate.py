@@ -106,7 +106,7 @@ def costs(values: Any, lengths: tuple[int, ...]) -> None:
     """Raises unless there is one positive cost for each length."""
     hint = "pass the result of jaxspec.bench.costs.measure_costs for these lengths"
     if values is None or isinstance(values, tuple | list) or jnp.shape(values) != (len(lengths),):
-        raise ValueError(f"costs must be one float for each of the lengths {lengths}, got {values}; {hint}")
+        raise ValueError(f"costs must be one float for each of the lengths {lengths}, got {shown(values)}; {hint}")
     if is_concrete(values) and not np.all(np.isfinite(values) & (np.asarray(values) > 0)):
         raise ValueError(f"costs must be positive, got {np.asarray(values).tolist()}; {hint}")
 

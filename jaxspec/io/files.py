@@ -103,7 +103,7 @@ def as_path(name: str, value: Any) -> Path:
       ValueError: it has a lone surrogate or NUL, which no file's name has in UTF-8.
     """
     if not isinstance(value, str | os.PathLike) or not isinstance(text := os.fspath(value), str):
-        raise TypeError(f"{name} must be a string or a path, got {value!r:.80}")
+        raise TypeError(f"{name} must be a string or a path, got {' '.join(repr(value).split()):.80}")
     if wrong := re.search("[\0\ud800-\udfff]", text):
         raise ValueError(f"{name} has the character {wrong[0]!a}, which no file's name has; got {text!a}")
     return Path(text)

@@ -6,6 +6,8 @@ from typing import Any, Self
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from jaxspec.core.validate import shown
+
 MeshAxes = str | tuple[str, ...] | None
 
 # Pairs of logical axes that occur in one array: a weight, the cache, logits.
@@ -159,7 +161,7 @@ def _normal(name: str, axes: Any) -> MeshAxes:
         return axes
     if isinstance(axes, tuple | list) and all(isinstance(one, str) for one in axes):
         return tuple(axes)
-    raise TypeError(f"{name} must be the name of a mesh axis, a tuple of names, or None, got {axes!r}")
+    raise TypeError(f"{name} must be the name of a mesh axis, a tuple of names, or None, got {shown(axes)}")
 
 
 def _check_kind(mesh: object) -> None:

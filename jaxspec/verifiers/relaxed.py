@@ -16,7 +16,7 @@ from jaxspec.core.parts import at_tokens
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import RoundKeys
 from jaxspec.core.state import Proposal, Verdict
-from jaxspec.core.validate import is_concrete, shown
+from jaxspec.core.validate import LARGEST, is_concrete, shown
 from jaxspec.verifiers.base import DraftKind, Verifier
 from jaxspec.verifiers.rejection import log_residual
 from jaxspec.verifiers.tree_walk import DraftTree
@@ -50,8 +50,12 @@ def check_number(owner: str, name: str, value: Any, expected: str, in_range: Cal
       ValueError: if it is out of range.
     """
     number = isinstance(value, int | float | np.generic | np.ndarray | jax.Array) and not isinstance(value, bool)
-    if not number or np.shape(value) != () or getattr(getattr(value, "dtype", None), "kind", "f") not in "fiu":
+    kinds = jnp.integer, jnp.floating
+    is_real = number and any(jnp.issubdtype(getattr(value, "dtype", jnp.floating), kind) for kind in kinds)
+    if not is_real or np.shape(value) != ():
         raise TypeError(f"{owner} needs one number as {name}, got {shown(value)}; pass one {expected}")
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise ValueError(f"{owner} needs {name} {expected}, got {shown(value)}")
     if is_concrete(value) and not in_range(float(value)):
         raise ValueError(f"{owner} needs {name} {expected}, got {float(value)}")
 

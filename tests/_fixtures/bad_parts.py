@@ -267,6 +267,21 @@ def others() -> Iterator[BadCall]:
     texts = (b"a", "a", [1], [[1.5]], [[[1]]], 5)
     accepted = functools.partial(jaxspec.bench.expected_acceptance, MODEL, jaxspec.NGramDrafter(k=2))
     yield from calls("expected_acceptance", accepted, texts=texts)
+    wrong = (
+        *(one for one in texts if one != [1]),
+        None,
+        object(),
+        np.zeros((2, 2), int),
+        jax.ShapeDtypeStruct((3,), jnp.int32),
+    )
+    measured = lambda prompt=(1, 2), answer=(): accepted(texts=[jaxspec.bench.Text(prompt, answer)])  # noqa: E731
+    yield from calls("bench.Text", measured, prompt=wrong, answer=wrong)
+    strange = (jax.random.key(0), np.zeros((2, 2)), 10**400, np.array(["a"]), None, True)
+    for rule in (jaxspec.verifiers.Cactus, jaxspec.verifiers.StaticEnsemble, jaxspec.verifiers.Typical):
+        verifier = lambda rule=rule, **number: jaxspec.verifiers.RelaxedVerifier(rule(**number))  # noqa: E731
+        yield from calls(rule.__name__, verifier, **{dataclasses.fields(rule)[0].name: strange})
+    yield from calls("Rules", jaxspec.sharding.Rules, batch=(5, np.zeros((2, 2)), jax.random.key(0), [1]))
+    yield from calls("use_program_cache", jaxspec.use_program_cache, folder=(5, np.zeros((2, 2)), jax.random.key(0)))
     early = lambda head: jaxspec.EarlyExitDrafter(1, head=head).check(small)  # noqa: E731
     yield from calls("EarlyExitDrafter", early, head=no_texts[1:])
     cross = lambda token_map: jaxspec.CrossVocabularyDrafter(small, token_map).check(small)  # noqa: E731
