@@ -319,8 +319,11 @@ class _Reader:
             choices = found.pop("oneOf")
             objects = _kinds(found) == {"object"}
             rewritten = [self.closed(one, f"{where}.oneOf[{index}]", below) for index, one in enumerate(choices)]
-            for (first, one), (second, other) in itertools.permutations(enumerate(choices), 2):
-                if not (self._exclusive(one, other, where) or self._lacks(one, other, where, below, objects)):
+            inlined = [self._inlined(one, where) for one in choices]
+            for (first, one), (second, other) in itertools.combinations(enumerate(choices), 2):
+                if not self._exclude(inlined[first], inlined[second], where) and not (
+                    self._lacks(one, other, where, below, objects) and self._lacks(other, one, where, below, objects)
+                ):
                     raise UnsupportedError(
                         f"{where}.oneOf has choices that may hold together, {first} and {second}; write anyOf, or give "
                         "each another type, bounds that exclude each other, or a required property with another const"
@@ -373,7 +376,10 @@ class _Reader:
 
     def _exclusive(self, one: Any, other: Any, where: str) -> bool:
         """Returns whether it is certain that no value meets two schemas."""
-        ones, others = self._inlined(one, where), self._inlined(other, where)
+        return self._exclude(self._inlined(one, where), self._inlined(other, where), where)
+
+    def _exclude(self, ones: list[Any], others: list[Any], where: str) -> bool:
+        """Returns whether it is certain that no value meets all schemas of both lists."""
         if any(self._differ(first, second, where) for first in ones for second in others):
             return True
         return "nsatisfiable" in problem_of({"allOf": [self._bounds(part, where) for part in (*ones, *others)]})
