@@ -16,6 +16,7 @@ from jax import Array
 from jaxtyping import Int
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.core import validate
 from jaxspec.core.model import Model, ModelOutput, ModelTraits, WrappedModel
 from jaxspec.core.pytree import register_dataclass
 
@@ -41,6 +42,9 @@ class ResizedModel(WrappedModel):
 
     model: Model
     vocab_size: int = dataclasses.field(metadata={"static": True})
+
+    def __post_init__(self):
+        validate.counts("ResizedModel", vocab_size=self.vocab_size)
 
     @property
     def traits(self) -> ModelTraits:

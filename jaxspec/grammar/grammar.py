@@ -124,7 +124,7 @@ class Grammar:
           TypeError, ValueError: `choices` is not a list, is empty, or has an item that is not a nonempty string.
         """
         if isinstance(choices, str) or not isinstance(choices, Sequence):
-            raise TypeError(f"choices must be a list of strings, got {choices!r}; pass ['yes', 'no']")
+            raise TypeError(f"choices must be a list of strings, got {validate.shown(choices)}; pass ['yes', 'no']")
         return cls("choices", json.dumps(_texts(choices)))
 
     @classmethod

@@ -44,7 +44,8 @@ def complete(engine: Engine, prompts: Iterable[Any], **options: Any) -> Iterator
         >>> [len(result.token_ids) for result in results[:2]], type(results[2]).__name__
         ([4, 2], 'ValueError')
     """
-    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+    is_one = isinstance(prompts, str | bytes | Mapping) or getattr(prompts, "ndim", 1) == 0
+    if is_one or not isinstance(prompts, Iterable):
         raise TypeError(f"prompts must be a list of texts or rows, got {type(prompts).__name__}; pass [prompt]")
     queued: collections.deque[Handle | Exception] = collections.deque()
     rows, ahead = iter(prompts), _AHEAD * engine.slots

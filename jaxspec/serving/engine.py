@@ -219,6 +219,7 @@ class Engine:
         Args:
           drain: whether to complete all requests first; otherwise they end with a `CancelledError`.
         """
+        validate.flag("drain", drain)
         with self._news:
             self._closing, self._drain = True, drain
             self._news.notify_all()

@@ -440,7 +440,8 @@ def _table_of(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int) -> Gramma
 
 def _ids(ids: Any, vocab_size: int) -> list[int]:
     """Checks token ids and returns them as a list."""
-    listed: list[Any] = list(ids) if isinstance(ids, list | tuple | set | frozenset | np.ndarray) else [None]
+    is_list = isinstance(ids, list | tuple | set | frozenset | np.ndarray) and getattr(ids, "ndim", 1) > 0
+    listed: list[Any] = list(ids) if is_list else [None]
     if not all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in listed):
         raise TypeError(f"allowed_tokens must be a list of token ids, got {validate.shown(ids)}; pass [5, 7], say")
     if not listed:

@@ -282,6 +282,8 @@ def others() -> Iterator[BadCall]:
         yield from calls(rule.__name__, verifier, **{dataclasses.fields(rule)[0].name: strange})
     yield from calls("Rules", jaxspec.sharding.Rules, batch=(5, np.zeros((2, 2)), jax.random.key(0), [1]))
     yield from calls("use_program_cache", jaxspec.use_program_cache, folder=(5, np.zeros((2, 2)), jax.random.key(0)))
+    resized = functools.partial(jaxspec.drafters.ResizedModel, MODEL)
+    yield from calls("ResizedModel", resized, vocab_size=(*NO_SIZES, np.zeros((2, 2)), jax.random.key(0)))
     early = lambda head: jaxspec.EarlyExitDrafter(1, head=head).check(small)  # noqa: E731
     yield from calls("EarlyExitDrafter", early, head=no_texts[1:])
     cross = lambda token_map: jaxspec.CrossVocabularyDrafter(small, token_map).check(small)  # noqa: E731

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import jaxspec
@@ -61,8 +62,9 @@ def test_answers_are_in_order_and_bad_rows_are_errors(engine, source, tmp_path):
 def test_wrong_calls_are_named(engine, tmp_path):
     with pytest.raises(TypeError, match="engine of complete must be .*Engine, got 'ngram'"):
         jaxspec.complete("ngram", ["the sea"])
-    with pytest.raises(TypeError, match="prompts"):
-        list(jaxspec.complete(engine, None))
+    for wrong in (None, np.array("the sea")):
+        with pytest.raises(TypeError, match="prompts"):
+            list(jaxspec.complete(engine, wrong))
     with pytest.raises(TypeError, match="engine of complete_file must be .*Engine, got None"):
         complete_file(None, tmp_path / "a", tmp_path / "b")
 

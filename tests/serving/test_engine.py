@@ -5,6 +5,7 @@ import importlib
 import itertools
 import random
 
+import numpy as np
 import pytest
 
 import jaxspec
@@ -210,6 +211,10 @@ def test_wrong_requests_leave_the_engine_alone(engine, target):
         jaxspec.Engine(target, "ngram", prompt_share=2.0)
     with pytest.raises(ValueError, match="prompt_share of Engine must be above 0"):
         jaxspec.Engine(target, "ngram", prompt_share=0)
+    with pytest.raises(TypeError, match="allowed_tokens must be a list of token ids, got array"):
+        engine.submit("the sea", allowed_tokens=np.array(3))
+    with pytest.raises(TypeError, match="drain must be True or False, got 'all'"):
+        engine.close(drain="all")
     check(engine, target, [("hello world", {"temperature": 0, "max_new_tokens": 4})])
 
 
