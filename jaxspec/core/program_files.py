@@ -143,7 +143,7 @@ class FiledProgram:
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             return self._jitted(*arguments, **keywords)
         types, others = self._types(arguments, leaves)
-        seen = structure, _context(), types, others
+        seen = structure, trace_settings(), types, others
         found = self._programs.get(seen)
         if found is None:
             found = self._programs[seen] = self._find(leaves, structure, (*types, *others), arguments, keywords)
@@ -169,6 +169,18 @@ class FiledProgram:
         pool.shutdown(wait=False)
         return self._jitted.eval_shape(*arguments, **keywords)  # traced once for both
 
+    def compile(self, *arguments: Any, **keywords: Any) -> Any:
+        """Finds or compiles the program of these types, as `jaxspec.core.programs.Program.compile` does."""
+        leaves, structure = jax.tree.flatten((arguments, keywords))
+        types, others = self._types(arguments, leaves)
+        seen = structure, trace_settings(), types, others
+        if seen not in self._programs:
+            found = self._find(leaves, structure, (*types, *others), arguments, keywords)
+            if found[0] is self._jitted:
+                found = self._jitted.lower(*arguments, **keywords).compile(), False
+            self._programs[seen] = found
+        return self._jitted.eval_shape(*arguments, **keywords)
+
     def clear_cache(self) -> None:
         """Drops the programs from memory."""
         self._prepared.clear()
@@ -179,12 +191,12 @@ class FiledProgram:
         """Returns the types of the leaves: those of a first argument that holds arrays, found once, and all others."""
         first = arguments[0] if arguments else None
         if not isinstance(first, HeldArrays):
-            return (), tuple(map(_type_of, leaves))
+            return (), tuple(map(type_of, leaves))
         held, types = self._held
         if held() is not first:
-            types = tuple(map(_type_of, first.arrays))
+            types = tuple(map(type_of, first.arrays))
             self._held = weakref.ref(first), types  # an unused model is freed
-        return types, tuple(map(_type_of, leaves[len(types) :]))
+        return types, tuple(map(type_of, leaves[len(types) :]))
 
     def _find(
         self, leaves: list[Any], structure: Any, types: tuple[Any, ...], arguments: Any, keywords: Any
@@ -207,7 +219,8 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(canonical_bytes(value)).hexdigest()
 
 
-def _type_of(leaf: Any) -> tuple[Any, ...]:
+def type_of(leaf: Any) -> tuple[Any, ...]:
+    """Returns the shape and dtype of a leaf, and whether its type is weak; `None` for those of other values."""
     return getattr(leaf, "shape", None), getattr(leaf, "dtype", None), getattr(leaf, "weak_type", False)
 
 
@@ -218,7 +231,7 @@ def _is_on(place: SingleDeviceSharding, leaf: Any) -> bool:
     return isinstance(leaf.sharding, SingleDeviceSharding) and leaf.sharding == place
 
 
-def _context() -> tuple[Any, ...]:
+def trace_settings() -> tuple[Any, ...]:
     """Returns the settings of JAX that a trace of this thread depends on."""
     try:
         from jax._src import config  # no public function returns them
@@ -229,9 +242,9 @@ def _context() -> tuple[Any, ...]:
 
 
 def _named_context() -> tuple[Any, ...]:
-    """Returns `_context` with the names of mapped axes, which are an object of JAX, as a dictionary."""
+    """Returns `trace_settings` with the names of mapped axes, which are an object of JAX, as a dictionary."""
     # A mesh has a tuple of sizes, and no canonical form.
-    sizes = [(one, getattr(one, "axis_sizes", None)) for one in _context()]
+    sizes = [(one, getattr(one, "axis_sizes", None)) for one in trace_settings()]
     return tuple(dict(found) if isinstance(found, Mapping) else one for one, found in sizes)
 
 

@@ -22,7 +22,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import jax
 from jax.core import Tracer
 
-from jaxspec.core.program_files import FiledProgram, ProgramFiles
+from jaxspec.core.program_files import FiledProgram, HeldArrays, ProgramFiles, trace_settings, type_of
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -84,9 +84,13 @@ class Program:
         self.jitted = jitted
         self.used = next(self._turns)
         self._compiling, self._called = compiling, False
+        self._ahead: dict[Hashable, Any] = {}
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         self.used = next(self._turns)
+        if self._ahead and (found := self._ahead.get(_types(arguments, keywords))) is not None:
+            with contextlib.suppress(TypeError, ValueError):  # on another device, which is found before anything runs
+                return found(*arguments, **keywords)
         if self._called:
             return self.jitted(*arguments, **keywords)
         with self._compiling():
@@ -108,6 +112,25 @@ class Program:
             return None
         with self._compiling():
             return self.jitted.prepare(*arguments, **keywords)
+
+    def compile(self, *arguments: Any, **keywords: Any) -> Any:
+        """Compiles for arguments of these types in the calling thread, so that calls of any thread need not.
+
+        Nothing runs, and the time does not count as that of a first call.
+
+        Args:
+          *arguments: arguments of the function, none static; arrays may be `jax.ShapeDtypeStruct`. Models that are the
+            same in all calls may be `HeldArrays`, the first of them.
+          **keywords: its keywords, likewise.
+
+        Returns:
+          The shapes and types of the function's result.
+        """
+        if isinstance(self.jitted, FiledProgram):
+            return self.jitted.compile(*arguments, **keywords)
+        if (types := _types(arguments, keywords)) not in self._ahead:
+            self._ahead[types] = self.jitted.lower(*arguments, **keywords).compile()
+        return self.jitted.eval_shape(*arguments, **keywords)  # traced once for both
 
 
 class Programs:
@@ -245,6 +268,13 @@ class Programs:
         self._warned = True
 
 
+def _types(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Hashable:
+    """Returns what a compiled program depends on, but the types of held arrays: another model's are refused."""
+    rest = arguments[1:] if arguments and isinstance(arguments[0], HeldArrays) else arguments
+    leaves, structure = jax.tree.flatten((rest, keywords))
+    return structure, trace_settings(), tuple(map(type_of, leaves))
+
+
 PROGRAMS = Programs(max_mappings())
 jax.monitoring.register_event_duration_secs_listener(
     lambda event, duration_secs, **_: PROGRAMS.compiled(duration_secs) if event == _COMPILED else None
@@ -272,6 +302,10 @@ class Kept(Generic[_P, _R]):
     def prepare(self, *arguments: _P.args, **keywords: _P.kwargs) -> Any:
         """Starts to compile the program of these arguments, as `Program.prepare` does."""
         return self._program(arguments, keywords).prepare(*arguments, **keywords)
+
+    def compile(self, *arguments: _P.args, **keywords: _P.kwargs) -> Any:
+        """Compiles the program of these arguments without running it, as `Program.compile` does."""
+        return self._program(arguments, keywords).compile(*arguments, **keywords)
 
     def _program(self, arguments: Any, keywords: Any) -> Program:
         function = self._function

@@ -216,6 +216,18 @@ def test_a_program_compiles_while_another_is_traced(made, traced):
     assert make().prepare(arguments()) is None and len(traced) == 1  # there is a file
 
 
+def test_a_program_that_was_compiled_ahead_is_found_by_calls_and_in_its_file(made, traced):
+    make, folder = made
+    program, types = make(), {"x": jax.ShapeDtypeStruct((3,), jnp.int32)}
+    assert program.compile(types)["double"] == jax.ShapeDtypeStruct((3,), jnp.int32)
+    assert program(arguments())["double"].tolist() == [0, 2, 4]
+    assert len(traced) == 1 == len(list(folder.path.iterdir()))
+    again = make()
+    again.compile(types)
+    before = len(traced)  # for the types of its result
+    assert again(arguments())["double"].tolist() == [0, 2, 4] and len(traced) == before
+
+
 def test_under_a_mesh_that_the_caller_has_set_programs_are_traced(made, traced):
     make, folder = made
     with jax.set_mesh(jax.make_mesh((1,), ("model",))):
@@ -227,7 +239,7 @@ def test_where_jax_does_not_say_what_a_trace_depends_on_all_settings_count(monke
     from jax._src import config
 
     monkeypatch.delattr(config, "trace_context")
-    before = program_files._context()
-    assert before == program_files._context() and hash(before)
+    before = program_files.trace_settings()
+    assert before == program_files.trace_settings() and hash(before)
     with jax.set_mesh(jax.make_mesh((1,), ("model",))):
-        assert program_files._context() != before
+        assert program_files.trace_settings() != before

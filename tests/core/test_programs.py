@@ -9,10 +9,12 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxspec.core import programs
-from jaxspec.core.programs import Kept, Programs
+from jaxspec.core.program_files import HeldArrays
+from jaxspec.core.programs import PROGRAMS, Kept, Programs
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -155,3 +157,16 @@ def test_a_process_survives_a_thousand_programs():
     assert (most := re.search(r"^1000 programs, at most (\d+) mappings$", ran.stdout, re.MULTILINE)), ran.stderr
     assert int(most[1]) < 2500
     assert ran.stderr.count("WARNING dropped the") == 1 and ran.stderr.count("INFO dropped the") > 0
+
+
+def test_a_program_that_was_compiled_ahead_runs_without_compiling():
+    program = PROGRAMS.find("compiled ahead", lambda: jax.jit(lambda held, x, y: (x + y, held.arrays[0] * x)))
+    held, typed = HeldArrays([jnp.float32(2)]), jax.ShapeDtypeStruct((3,), jnp.float32)
+    found = program.compile(held, typed, y=np.float32(1))
+    assert [(x.shape, x.dtype) for x in found] == [((3,), jnp.float32)] * 2
+    x = jnp.arange(3, dtype=jnp.float32)
+    program(held, x, y=np.float32(1))
+    assert program.jitted._cache_size() == 0
+    assert program(held, x, y=np.float32(1))[1].tolist() == [0, 2, 4]
+    assert program(held, x[:2], y=np.float32(1))[0].tolist() == [1, 2]  # of another shape
+    assert program.jitted._cache_size() == 1
