@@ -30,13 +30,14 @@ from jaxspec.grammar.host import HostMasks
 from jaxspec.processors.bias import LogitBias
 from jaxspec.processors.excluded import AllowedTokens, MinNewTokens
 from jaxspec.processors.penalties import Penalties
+from jaxspec.text.alike import alike_processors, alike_report
 from jaxspec.text.detokenizer import StopStrings
 from jaxspec.verifiers.base import Verifier
 
 # The text of a Lark grammar, or a grammar of any kind.
 Asked: TypeAlias = str | Grammar | None
 
-# Texts of up to this many stop tokens share a program.
+# Texts of up to this many stop tokens share a program, or of up to a multiple.
 _STOP_TOKENS = 8
 # The name, in errors, of a value that all processes share besides the seed.
 _PROCESSORS = "kinds of processors (a slow host may give up on the table of a grammar: pass a smaller one)"
@@ -172,6 +173,7 @@ class TextRequest:
       seed: number that the key is made from; `None` for greedy decoding without one.
       stop: strings that end a text.
       stop_tokens: ids that end a text.
+      alternatives: the number of likely tokens to return for each position; the loop may report more.
       grammars: grammars that the host follows between passes, one per answer; empty if there are none.
     """
 
@@ -182,6 +184,7 @@ class TextRequest:
     seed: int | None
     stop: tuple[str, ...]
     stop_tokens: tuple[int, ...]
+    alternatives: int
     grammars: tuple[Grammar | None, ...] = ()
 
     @classmethod
@@ -200,7 +203,8 @@ class TextRequest:
     ) -> Self:
         """Checks the options against the prompts (token ids), and pads the prompts.
 
-        `room` is the number of tokens to pad prompts and buffers to; `None` chooses one that most texts share.
+        `room` is the number of tokens to pad prompts and buffers to, for rows of an engine, which share a program
+        regardless of penalties, biases, allowed tokens and alternatives. `None` chooses one that most texts share.
 
         Raises:
           TypeError, ValueError: if an option is invalid; the message names the prompt.
@@ -209,6 +213,12 @@ class TextRequest:
         stop_tokens = _stop_tokens(options.stop_tokens, len(prompts), tokenizer, target.vocab_size)
         grammars = grammars_of(options, len(prompts))
         made = make_processors(options, grammars, drafter, tokenizer, target.vocab_size, stop_tokens)
+        report = Report(alternatives=options.alternatives)
+        if room is not None:
+            own = len(made) - len(options.processors)
+            report.check(target.vocab_size)
+            made = (*alike_processors(made[:own]), *made[own:])
+            report = alike_report(options.alternatives, target.vocab_size)
         policy = options.policy(made)
         seed = _seed(options.seed, policy, target.traits.placement)
         validate.max_new_tokens(options.max_new_tokens, len(prompts))
@@ -229,9 +239,9 @@ class TextRequest:
             sampling=shared_policy,
             verifier=verifier,
             max_new_tokens=options.max_new_tokens,
-            stop_tokens=(*stop_tokens, *(-1,) * (_STOP_TOKENS - len(stop_tokens))),
+            stop_tokens=(*stop_tokens, *(-1,) * (_stop_width(len(stop_tokens)) - len(stop_tokens))),
             lossy=lossy,
-            report=Report(alternatives=options.alternatives),
+            report=report,
             answers=answers,
             prediction=_predicted(options.prediction, len(prompts), tokenizer),
             **shared,
@@ -246,8 +256,14 @@ class TextRequest:
             seed=seed,
             stop=stop,
             stop_tokens=stop_tokens,
+            alternatives=options.alternatives,
             grammars=tuple(one for one in grammars for _ in each) if followed else (),
         )
+
+
+def _stop_width(count: int) -> int:
+    """Returns the number of stop tokens that a program has room for."""
+    return _STOP_TOKENS * max(1, -(-count // _STOP_TOKENS))
 
 
 def _with_all_warpers(policy: Policy, target: Model, drafter: Drafter) -> Policy:

@@ -309,7 +309,7 @@ def collect(request: TextRequest, rows: list[RowText], generation: Generation, t
                 timing=timing,
                 lossless=generation.lossless,
                 spans=tuple(row.spans),
-                alternatives=_alternatives(reported, index, count, request.tokenizer),
+                alternatives=_alternatives(reported, index, count, request),
                 error=None if errors[index] is None else str(errors[index]),
             )
         )
@@ -317,14 +317,14 @@ def collect(request: TextRequest, rows: list[RowText], generation: Generation, t
 
 
 def _alternatives(
-    reported: Reported | None, row: int, count: int, tokenizer: Tokenizer
+    reported: Reported | None, row: int, count: int, request: TextRequest
 ) -> tuple[tuple[Alternative, ...], ...]:
     """Returns the alternatives of a row's first `count` tokens; empty if they were not requested."""
     if reported is None or reported.tokens is None:
         return ()
     arrays = (reported.tokens, reported.log_probs, reported.warped_log_probs)
-    places = zip(*(np.asarray(x)[row, :count].tolist() for x in arrays), strict=True)
-    text = functools.cache(functools.partial(token_text, tokenizer))
+    places = zip(*(np.asarray(x)[row, :count, : request.alternatives].tolist() for x in arrays), strict=True)
+    text = functools.cache(functools.partial(token_text, request.tokenizer))
     return tuple(tuple(Alternative(i, text(i), *each) for i, *each in zip(*place, strict=True)) for place in places)
 
 
