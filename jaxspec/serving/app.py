@@ -126,7 +126,7 @@ class _Server:
         return HTMLResponse(self._page, headers=self._headers)
 
     async def health(self, request: Request) -> Response:
-        return Response(status_code=200 if self._engine.open and not request.app.state.draining else 503)
+        return Response(status_code=200 if self._engine.ready and not request.app.state.draining else 503)
 
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": __version__})

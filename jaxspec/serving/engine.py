@@ -7,25 +7,25 @@ a turn     1  drops what was cancelled or is out of time
 """
 
 import dataclasses
-import heapq
-import itertools
 import logging
 import threading
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Self
 
 from jaxspec.core import validate
+from jaxspec.core.layout import Unsharded
 from jaxspec.core.programs import PROGRAMS
 from jaxspec.core.results import Generation, Status
 from jaxspec.core.state import GenerationState
-from jaxspec.decoding.generate import finish
 from jaxspec.decoding.room import bucket
-from jaxspec.serving.group import Group, signature
+from jaxspec.serving.group import Group
+from jaxspec.serving.groups import Groups, Signature
 from jaxspec.serving.handle import CancelledError, Handle
 from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.prompt import Prompt
 from jaxspec.serving.share import Share
+from jaxspec.serving.waiting import Waiting
 from jaxspec.text.decoder import SpeculativeDecoder
 from jaxspec.text.request import TextOptions, TextRequest
 from jaxspec.text.result import RowText, TextResult, Timing, collect, new_rows
@@ -42,8 +42,10 @@ _ROUNDS = 4
 _CHUNKS, _IDLE_CHUNKS = 1, 4
 # The bytes of texts that have ended.
 _PREFIX_BYTES = 2**28
-# Turns after which a waiting request counts as one of the next higher priority.
-_AGEING = 1000
+# The number of prompts that are fed at a time: a long one, and a short one that passes it.
+_PROMPTS = 2
+# Seconds after which time limits are checked while all requests wait for their programs.
+_LOOK_SECONDS = 0.1
 
 
 @dataclasses.dataclass(eq=False)
@@ -54,6 +56,8 @@ class _Job:
     text: RowText
     handle: Handle
     deadline: float | None
+    priority: int
+    signature: Signature
     began: float = dataclasses.field(default_factory=time.perf_counter)
     first: tuple[float | None, int] = (None, 0)
     tokens: int = 0
@@ -74,11 +78,12 @@ class Engine:
     """Decodes requests that come and go, each with the text of a separate call.
 
     A request with a `seed` is verified by `CoupledVerifier`, so that its text is that of a lone call with this verifier
-    and seed under any load. Other requests follow the target's distribution by the default verifier.
+    and seed under any load. Other requests follow the target's distribution by the default verifier, and so do those of
+    a drafter of trees, which no coupling verifies.
 
-    Requests of one kind share a program; another kind compiles when it first arrives, and then decodes alongside
-    the others. Kinds differ by: greedy or sampled, which processors there are, and the tables of a grammar. Grammars
-    that the host follows are decoded one text at a time.
+    Requests of one kind share a program. Another kind compiles in a thread when it first arrives, while the others are
+    decoded; on a mesh, they wait. Kinds differ by: greedy or sampled, a seed or none, which processors there are, and
+    the size of a grammar's table. Grammars that the host follows are decoded one text at a time.
 
     Attributes:
       decoder: encodes prompts, and holds the models.
@@ -103,6 +108,7 @@ class Engine:
         most_waiting: int | None = None,
         prompt_share: float = 0.5,
         prefix_bytes: int = _PREFIX_BYTES,
+        kinds: Sequence[Mapping[str, Any]] = (),
         **options: Any,
     ) -> None:
         """Loads the models, and starts the thread.
@@ -118,6 +124,7 @@ class Engine:
             slot is filled first, which is the fastest if nobody reads along; less keeps the pauses of rows short.
           prefix_bytes: the bytes of caches of texts that have ended, which prompts that begin like them are continued
             from; 0 keeps none.
+          kinds: options of `submit`, for each kind of request whose programs to compile before the first one arrives.
           **options: the other arguments of `SpeculativeDecoder`.
 
         Raises:
@@ -137,17 +144,22 @@ class Engine:
         room = bucket(given or min(_CAPACITY, context or _CAPACITY))
         self.capacity = room if context is None else min(room, context)
         self.slots, self._most_waiting, self.reused_tokens = int(slots), most_waiting, 0
-        self._waiting: list[tuple[int, int, _Job]] = []
-        self._numbers = itertools.count()
-        self._groups: dict[Hashable, Group[_Job]] = {}
-        self._prompt: Prompt[_Job] | None = None
+        self._waiting: Waiting[_Job] = Waiting()
+        self._prompts: list[Prompt[_Job]] = []
         self._share = Share(prompt_share)
         self._prefixes = Prefixes(int(prefix_bytes))
         self._news = threading.Condition()
-        self._closing = self._drain = False
+        self._changes = self._seen = 0
+        self._idle = self._closing = self._drain = False
         self._failure: BaseException | None = None
+        self._groups: Groups[_Job] = Groups(self.slots, _ROUNDS, reuses=self._prefixes.keeps, changed=self._changed)
         self._thread = threading.Thread(target=self._run, name="jaxspec-engine", daemon=True)
         self._thread.start()
+        try:
+            self._first = self._warm(kinds)
+        except BaseException:
+            self.close()
+            raise
 
     def submit(
         self,
@@ -179,20 +191,29 @@ class Engine:
             validate.in_range("submit", timeout=(timeout, 0.0, float("inf")))
         request = self._request(prompt, options)
         handle = Handle(lambda: self._cancel(job))
-        job = _Job(request, new_rows(request)[0], handle, None if timeout is None else time.perf_counter() + timeout)
+        deadline = None if timeout is None else time.perf_counter() + timeout
+        signature = self._groups.signature_of(request.arguments)
+        job = _Job(request, new_rows(request)[0], handle, deadline, priority, signature)
         with self._news:
             self._check_open()
             if self._most_waiting is not None and len(self._waiting) >= self._most_waiting:
                 raise RuntimeError(f"{len(self._waiting)} requests are waiting, as many as may; try again later")
-            number = next(self._numbers)
-            heapq.heappush(self._waiting, (priority * _AGEING + number, number, job))
-            self._news.notify_all()
+            self._waiting.add(job, priority)
+            self._changed()
         return handle
 
     @property
     def open(self) -> bool:
         """Whether it takes requests: it is neither closed nor has failed."""
         return self._failure is None and not self._closing
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes requests, and those of its `kinds` start without waiting for a program.
+
+        Programs for several rows of them may still be compiled, in a thread.
+        """
+        return self.open and self._first()
 
     @property
     def most_waiting(self) -> int | None:
@@ -207,11 +228,7 @@ class Engine:
     @property
     def running(self) -> int:
         """The number of requests that are being decoded, or whose prompt is being fed."""
-        return self._decoded + (self._prompt is not None)
-
-    @property
-    def _decoded(self) -> int:
-        return sum(len(group.live) for group in list(self._groups.values()))
+        return self._groups.live + len(self._prompts)
 
     def close(self, *, drain: bool = False) -> None:
         """Ends the thread, and waits for it.
@@ -235,22 +252,37 @@ class Engine:
         """Checks and encodes a request, with the capacity of a slot."""
         given = TextOptions.of(options)
         sampled = given.seed is not None and given.temperature != 0
-        verifier = seeded_verifier() if sampled and self._verifier is None else None
+        coupled = sampled and self._verifier is None and not self.decoder.drafter.tree
+        verifier = seeded_verifier() if coupled else None
         request = self.decoder.encode(prompt, given, verifier=verifier, room=self.capacity)
-        if len(request.prompts) != 1:
-            raise ValueError(f"a request has one prompt, got {len(request.prompts)}; submit them one by one")
+        if (count := len(request.prompts)) != 1:
+            raise ValueError(f"a request has one prompt, got {count}; submit them one by one")
         return request
 
+    def _warm(self, kinds: Sequence[Mapping[str, Any]]) -> Callable[[], bool]:
+        """Compiles for kinds of requests; returns what says whether each can start."""
+        most = {"max_new_tokens": min(2, self.capacity - 1)}
+        if isinstance(self.decoder.target.traits.placement, Unsharded):
+            asked = [self._request([0], {**most, **options}) for options in kinds]
+            return self._groups.warm([one.arguments for one in asked if not one.grammars])
+        handles = [self.submit([0], **{**most, **options}) for options in kinds]
+        return lambda: all(handle.done for handle in handles)
+
     def _cancel(self, job: _Job) -> None:
-        with self._news:
-            job.cancelled = True
-            self._news.notify_all()
+        job.cancelled = True
+        self._changed()
 
     def _check_open(self) -> None:
         if self._failure is not None:
             raise RuntimeError("the engine has failed; create another one") from self._failure
         if self._closing:
             raise RuntimeError("the engine is closed; create another one")
+
+    def _changed(self) -> None:
+        """Wakes the thread."""
+        with self._news:
+            self._changes += 1
+            self._news.notify_all()
 
     def _run(self) -> None:
         try:
@@ -260,104 +292,137 @@ class Engine:
             _LOGGER.exception("the engine has failed")
             self._failure = error
         self._end_all(self._failure or CancelledError("the request was cancelled"))
+        self._groups.close()
 
     def _wait(self) -> bool:
         """Waits until there is something to do; returns whether to go on."""
         with self._news:
+            if self._idle and not self._closing:  # programs are being compiled, and time limits may pass
+                self._news.wait_for(lambda: self._changes != self._seen, _LOOK_SECONDS)
             self._news.wait_for(lambda: self._waiting or self.running or self._closing)
+            self._seen = self._changes
             return not self._closing or (self._drain and bool(self._waiting or self.running))
 
     def _turn(self) -> None:
+        fed = False
         while self._feed():
-            pass
+            fed = True
         began = _work_time()
-        for key, group in list(self._groups.items()):
+        self._idle = not fed and not self._groups.live
+        for signature, group in list(self._groups.by_signature.items()):
             if group.live:
                 try:
                     self._advance(group)
                 except (TypeError, ValueError) as error:  # of this kind of request, such as a wrong processor
-                    del self._groups[key]
+                    del self._groups.by_signature[signature]
                     for job in group.live.values():
                         job.handle.end(error)
                     continue
-            group.settle()
-            if not group.live and len(self._groups) > 1:
-                del self._groups[key]  # with its caches
+            self._groups.settle(signature)
         self._share.decoded(_work_time() - began)
 
     def _drop(self) -> None:
         """Ends requests that were cancelled or are out of time, before they have a slot."""
         with self._news:
-            over = [(entry, reason) for entry in self._waiting if (reason := entry[2].over)]
-            for entry, _ in over:
-                self._waiting.remove(entry)
-            heapq.heapify(self._waiting)
-        for (_, _, job), reason in over:
+            over = [(job, reason) for job in self._waiting if (reason := job.over)]
+            for job, _ in over:
+                self._waiting.remove(job)
+        for job, reason in over:
             job.handle.end(reason)
-        if self._prompt is not None and (reason := self._prompt.job.over):
-            self._end_prompt(reason)
+        for prompt in list(self._prompts):
+            if reason := prompt.job.over:
+                self._end_prompt(prompt, reason)
 
-    def _end_prompt(self, reason: BaseException) -> None:
-        """Ends the request whose prompt is being fed, and drops its row."""
-        if self._prompt is not None:
-            job, self._prompt = self._prompt.job, None
-            job.prompt = None
-            job.handle.end(reason)
+    def _end_prompt(self, prompt: Prompt[_Job], reason: BaseException) -> None:
+        """Ends a request whose prompt is being fed, and drops its row."""
+        self._prompts.remove(prompt)
+        prompt.job.prompt = None
+        prompt.job.handle.end(reason)
 
     def _feed(self) -> bool:
-        """Feeds chunks of the next prompt, if it is the turn of prompts; returns whether it was."""
+        """Feeds chunks of a prompt, if it is the turn of prompts; returns whether it was."""
         self._drop()
-        if self._closing and not self._drain:
-            return False
-        decoded = self._decoded
+        decoded = self._groups.live
         if decoded == 0:
             self._share.forgive()
-        if not self._share.allows or (self._prompt is None and (not self._waiting or decoded >= self.slots)):
+        if (self._closing and not self._drain) or not self._share.allows:
             return False
         began = _work_time()
-        if self._prompt is None:
-            self._take_up()
+        if (job := self._next(decoded)) is not None:
+            self._take_up(job)
+        # The newest one: it was let pass.
+        prompt = next((one for one in reversed(self._prompts) if one.left > 0 or self._has_slot(one)), None)
+        if prompt is None:
+            return job is not None
         try:
-            if (prompt := self._prompt) is not None:
-                if prompt.left > 0:
-                    prompt.feed(_CHUNKS if decoded else _IDLE_CHUNKS)
-                if prompt.left == 0:
-                    self._start(prompt)
+            if prompt.left > 0:
+                prompt.feed(_CHUNKS if decoded else _IDLE_CHUNKS)
+            if prompt.left == 0 and self._has_slot(prompt):
+                self._start(prompt)
         except (TypeError, ValueError) as error:  # of this request alone
-            self._end_prompt(error)
+            self._end_prompt(prompt, error)
         if decoded:
             self._share.fed(_work_time() - began)
         return True
 
-    def _take_up(self) -> None:
-        """Begins the next request, or decodes its text if it cannot share a program."""
+    def _next(self, decoded: int) -> _Job | None:
+        """Removes the request that is to begin from those that wait; `None` if none can."""
+        if decoded + len(self._prompts) >= self.slots or len(self._prompts) == _PROMPTS:
+            return None
+        blocked: set[Hashable] = set()
+        fed = [prompt for prompt in self._prompts if prompt.left > 0]
         with self._news:
-            if not self._waiting:
-                return
-            job = heapq.heappop(self._waiting)[2]
+            for job in self._waiting:
+                ids = job.request.prompts[0]
+                passes = all(job.priority <= one.job.priority and one.lets_pass(ids) for one in fed)
+                if not passes or job.signature in blocked:
+                    continue
+                if self._can_begin(job):
+                    self._waiting.remove(job)
+                    for one in fed:
+                        one.let_pass(ids)
+                    return job
+                blocked.add(job.signature)
+        return None
+
+    def _can_begin(self, job: _Job) -> bool:
+        """Returns whether the programs of a request are compiled, with a free slot; otherwise asks for them."""
+        if job.request.grammars:  # decoded without the others
+            return True
+        kind = job.signature
+        alike = sum(one.job.signature == kind for one in self._prompts)
+        waiting = sum(one.signature == kind for one in self._waiting)
+        return self._groups.width_for(kind, job.request.arguments, 1 + alike, waiting - 1) is not None
+
+    def _has_slot(self, prompt: Prompt[_Job]) -> bool:
+        """Returns whether a prompt that was fed can be decoded."""
+        return self._groups.width_for(prompt.job.signature, prompt.arguments, 1) is not None
+
+    def _take_up(self, job: _Job) -> None:
+        """Begins a request, or decodes its text if it cannot share a program."""
+        prompt = None
         try:
             if job.request.grammars:
                 self._follow(job)
             else:
-                self._prompt = job.prompt = Prompt(job, job.request.arguments, job.request.prompts[0])
-                self._prompt.take_from(self._prefixes)
-                job.handle.reused_tokens = self._prompt.reused
-                self.reused_tokens += self._prompt.reused
+                prompt = job.prompt = Prompt(job, job.request.arguments, job.request.prompts[0])
+                self._prompts.append(prompt)
+                prompt.take_from(self._prefixes)
+                job.handle.reused_tokens = prompt.reused
+                self.reused_tokens += prompt.reused
         except (TypeError, ValueError) as error:  # of this request alone
-            self._prompt = job.prompt = None
+            if prompt is not None:
+                self._prompts.remove(prompt)
+            job.prompt = None
             job.handle.end(error)
-        except BaseException as error:  # the request is in no list that `_end_all` reads
+        except BaseException as error:  # the request may be in no list that `_end_all` reads
             job.handle.end(error)
             raise
 
     def _start(self, prompt: Prompt[_Job]) -> None:
         """Gives a slot to a prompt that was fed."""
-        key = signature(prompt.arguments)
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = Group(prompt.arguments, self.slots, _ROUNDS)
-        slot = group.add(prompt.job, prompt.finish())
-        self._prompt = None
+        group, slot = self._groups.start(prompt.job.signature, prompt)
+        self._prompts.remove(prompt)
         if prompt.done:
             self._complete(group, slot, prompt.job)
 
@@ -403,8 +468,7 @@ class Engine:
 
     def _complete(self, group: Group[_Job], slot: int, job: _Job) -> None:
         """Hands out the result of a row that has ended, and frees its slot."""
-        row = group.take(slot)
-        generation = finish(row, lossless=job.request.arguments.verifier.lossless)
+        row, generation = group.take(slot)
         timing = Timing(time.perf_counter() - job.began, job.tokens, *job.first)
         try:
             job.handle.end(collect(job.request, [job.text], generation, timing)[0])
@@ -422,12 +486,11 @@ class Engine:
 
     def _end_all(self, reason: BaseException) -> None:
         with self._news:
-            jobs = [job for _, _, job in self._waiting]
-            self._waiting.clear()
-        self._end_prompt(reason)
-        for group in self._groups.values():
+            jobs = self._waiting.clear()
+        for prompt in list(self._prompts):
+            self._end_prompt(prompt, reason)
+        for group in self._groups.by_signature.values():
             jobs += group.live.values()
-        self._groups.clear()
         self._prefixes = Prefixes(0)
         for job in jobs:
             job.handle.end(reason)

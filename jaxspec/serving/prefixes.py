@@ -52,6 +52,11 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._kept)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether it may keep texts."""
+        return self._most > 0
+
     def add(self, new: Prefix) -> None:
         """Keeps a text, and drops those that it begins with."""
         if new.size > self._most or new.valid <= 0:

@@ -1,7 +1,7 @@
 """Holds the prompt that an engine is feeding, some chunks at a time."""
 
-from collections.abc import Sequence
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -30,6 +30,8 @@ class Prompt(Generic[_Job]):
       ids: the tokens of the prompt.
       feeding: the row so far.
       left: the number of chunks that are missing.
+      chunk: the number of tokens of a chunk.
+      grace: the number of chunks of later prompts that may still be fed before its own.
       reused: the number of tokens that came from another text.
       done: whether the row has ended before its first token, without a budget.
       continues: whether it can begin with what a row of another text holds.
@@ -41,26 +43,37 @@ class Prompt(Generic[_Job]):
         self.feeding = start_feeding(arguments)
         left, done = jax.device_get((self.feeding.left, self.feeding.row.done))
         self.left, self.done = int(left), bool(done[0])
-        target, self._width = arguments.target, self.feeding.width
-        self._chunk = in_chunks(target, self.feeding.row.tokens[:, : self._width])[1]
-        row = self.feeding.row
+        self.grace = self.left
+        target, row, self._width = arguments.target, self.feeding.row, self.feeding.width
+        self.chunk = in_chunks(target, arguments.rows.prompt)[1]
         self._kind = kind_of(target.traits, row.cache, row.drafter_state)
-        self._shapes = self._width, arguments.room
-        reads = self.feeding.by_chunk or not arguments.drafter.capture
-        self.continues = target.traits.rewinds and reads and not self.done
+        self.continues = _continues(arguments, self.feeding) and not self.done
 
     def take_from(self, prefixes: Prefixes) -> None:
         """Takes the first chunks from a text that begins like the prompt, if there is one."""
         if not self.continues:
             return
-        found = prefixes.find(self._kind, self.ids, self._chunk, self._width // self._chunk - 1)
+        found = prefixes.find(self._kind, self.ids, self.chunk, self._width // self.chunk - 1)
         if found is None:
             return
         prefix, chunks = found
-        begin = jit_of(reuse, (self.arguments.target,), donate=("feeding",), shapes=self._shapes)
         held = {"cache": prefix.cache, "drafter_state": prefix.drafter_state}
-        self.feeding = begin(feeding=self.feeding, chunks=np.int32(chunks), **held)
-        self.left, self.reused = self.left - chunks, chunks * self._chunk
+        self.feeding = _reusing(self.arguments)(feeding=self.feeding, chunks=np.int32(chunks), **held)
+        self.left, self.reused = self.left - chunks, chunks * self.chunk
+
+    def lets_pass(self, ids: Sequence[int]) -> bool:
+        """Returns whether a later prompt may be fed before the rest of this one.
+
+        It must be shorter than what is left. All that pass have no more chunks than this one, so none waits for ever.
+        """
+        return self._chunks(ids) < self.left and self._chunks(ids) <= self.grace
+
+    def let_pass(self, ids: Sequence[int]) -> None:
+        """Records that a later prompt is fed first."""
+        self.grace -= self._chunks(ids)
+
+    def _chunks(self, ids: Sequence[int]) -> int:
+        return max(1, -(-(len(ids) - 1) // self.chunk))
 
     def finish(self) -> Feeding:
         """Returns the row, and holds it no longer."""
@@ -70,9 +83,7 @@ class Prompt(Generic[_Job]):
 
     def feed(self, chunks: int) -> None:
         """Feeds up to this number of chunks, and waits for the device."""
-        models = (self.arguments.target, self.arguments.drafter)
-        feed = jit_of(feed_some, models, donate=("feeding",), shapes=self._shapes)
-        self.feeding = feed(feeding=self.feeding, chunks=np.int32(chunks))
+        self.feeding = _feeding(self.arguments)(feeding=self.feeding, chunks=np.int32(chunks))
         self.left = int(jax.device_get(self.feeding.left))
 
     def prefix(self, row: GenerationState, text: Sequence[int], slots: int) -> Prefix:
@@ -83,12 +94,57 @@ class Prompt(Generic[_Job]):
           text: its tokens.
           slots: the largest number of rows that were decoded at a time.
         """
-        count = jit_of(held_tokens, (self.arguments.drafter,), shapes=self._shapes)
+        count = _holding(self.arguments)
         held = int(jax.device_get(count(cache=row.cache, drafter_state=row.drafter_state))[0])
         pass_tokens = slots * (self.arguments.drafter.lengths[-1] + 1)
-        of_chunks = (len(self.ids) - 1) // self._chunk * self._chunk
-        valid = held if _same_bits(self.arguments.target, max(self._chunk, pass_tokens)) else min(held, of_chunks)
+        of_chunks = (len(self.ids) - 1) // self.chunk * self.chunk
+        valid = held if _same_bits(self.arguments.target, max(self.chunk, pass_tokens)) else min(held, of_chunks)
         return Prefix(self._kind, np.asarray(text, np.int32), valid, row.cache, row.drafter_state)
+
+
+def compile_feeding(arguments: Arguments) -> Feeding:
+    """Compiles what feeds prompts; returns the shapes and types of a prompt that was fed."""
+    feeding, feed = start_feeding.compile(arguments), _feeding(arguments)
+    return feed.func.compile(*feed.args, feeding=feeding, chunks=np.int32(1))
+
+
+def compile_reuse(arguments: Arguments, feeding: Feeding, row: GenerationState) -> Iterator[None]:
+    """Compiles what begins prompts with those of other rows; yields after each program.
+
+    Args:
+      arguments: the arguments of a call with one row.
+      feeding: the shapes and types of its prompt.
+      row: those of a row that has ended.
+    """
+    if _continues(arguments, feeding):
+        held: dict[str, Any] = {"cache": row.cache, "drafter_state": row.drafter_state}
+        count, begin = _holding(arguments), _reusing(arguments)
+        count.func.compile(*count.args, **held)
+        yield
+        begin.func.compile(*begin.args, feeding=feeding, chunks=np.int32(1), **held)
+        yield
+
+
+def _continues(arguments: Arguments, feeding: Feeding) -> bool:
+    """Returns whether prompts can begin with what a row of another text holds."""
+    return arguments.target.traits.rewinds and (feeding.by_chunk or not arguments.drafter.capture)
+
+
+def _feeding(arguments: Arguments) -> Any:
+    return _program(feed_some, arguments, arguments.target, arguments.drafter)
+
+
+def _reusing(arguments: Arguments) -> Any:
+    return _program(reuse, arguments, arguments.target)
+
+
+def _holding(arguments: Arguments) -> Any:
+    return _program(held_tokens, arguments, arguments.drafter)
+
+
+def _program(function: Any, arguments: Arguments, *models: Any) -> Any:
+    shapes = arguments.rows.prompt.shape[1], arguments.room
+    return jit_of(function, models, donate=() if function is held_tokens else ("feeding",), shapes=shapes)
 
 
 def _same_bits(target: Model, tokens: int) -> bool:
