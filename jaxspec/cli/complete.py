@@ -12,7 +12,7 @@ from jaxspec.cli.help import Help
 from jaxspec.cli.options import DEFAULT_MODEL, DrafterOption, DtypeOption, KernelsOption, LengthOption, ModelOption
 
 if TYPE_CHECKING:
-    from jaxspec.text.result import TextResult
+    from jaxspec.serving.completion import Outcome
 
 # Groups of options that this command shares with `jaxspec generate`.
 _DECODING = ("Sampling", "Length and end", "Choice of tokens", "Grammar")
@@ -35,7 +35,8 @@ class Options:
     prompts: Annotated[
         str,
         typer.Argument(
-            metavar="PROMPTS", help='JSON lines: {"prompt": "..."} or {"messages": [...]}, with an "id" and options.'
+            metavar="PROMPTS",
+            help='JSON lines: {"prompt": "..."} or {"messages": [...]}, with an "id" and options; or an OpenAI batch.',
         ),
     ]
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="JSON lines to write, one per prompt.")]
@@ -90,19 +91,27 @@ class _Progress:
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
-        self._tokens = self._rounds = 0
+        self._tokens = self._counted = self._rounds = 0
         self._text = ""
 
-    def __call__(self, done: int, rows: int, result: "TextResult | Exception | None") -> None:
-        if result is not None and not isinstance(result, Exception):
-            self._tokens += len(result.token_ids)
-            self._rounds += int(result.stats.rounds[0])
+    def __call__(self, done: int, rows: int, result: "Outcome | None") -> None:
+        if isinstance(result, dict):
+            body = result["response"]["body"]
+            tokens = body.get("usage", {}).get("completion_tokens", 0)
+            self._add(tokens, body.get("metrics", {}).get("speculative_decoding", {}).get("num_spec_steps", 0))
+        elif result is not None and not isinstance(result, Exception):
+            self._add(len(result.token_ids), int(result.stats.rounds[0]))
         seconds = time.perf_counter() - self._began
         speed = f"{self._tokens / seconds:.1f} tokens/s"
-        mean = f", {self._tokens / self._rounds:.2f} tokens a round" if self._rounds else ""
+        mean = f", {self._counted / self._rounds:.2f} tokens a round" if self._rounds else ""
         self._text = f"{done} of {rows} prompts, {speed}, compilation included{mean}"
         if sys.stderr.isatty():
             print(f"\r\x1b[K{self._text}", end="", file=sys.stderr, flush=True)
+
+    def _add(self, tokens: int, rounds: int) -> None:
+        self._tokens += tokens
+        self._rounds += rounds
+        self._counted += tokens if rounds else 0  # several answers to a prompt do not report their rounds
 
     def close(self) -> None:
         """Ends the line."""

@@ -7,35 +7,40 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import filelock
 
 from jaxspec.core.typed import typed
 from jaxspec.io.files import as_path, decode_text, reading, write_text
 from jaxspec.io.manifest import sha256
+from jaxspec.serving.batch import BatchRequest, failed, is_batch
 from jaxspec.serving.engine import Engine
 from jaxspec.serving.handle import Handle
 from jaxspec.text.result import TextResult
 
 # Requests that are queued ahead, for each slot: enough that none is ever free.
 _AHEAD = 4
+# What a row becomes: a result, the answer to a request of a batch, or the error of a row that failed.
+Outcome: TypeAlias = TextResult | dict[str, Any] | Exception
 # The errors of one request, which leave the others alone.
 _OF_REQUEST = (TypeError, ValueError, FloatingPointError, TimeoutError)
 
 
 @typed("engine")
-def complete(engine: Engine, prompts: Iterable[Any], **options: Any) -> Iterator[TextResult | Exception]:
+def complete(engine: Engine, prompts: Iterable[Any], **options: Any) -> Iterator[Outcome]:
     """Yields the result of each prompt, in their order; rows of any lengths keep the engine's slots busy.
 
     Args:
       engine: decodes the prompts.
       prompts: texts, conversations (lists of messages), or dictionaries with a `prompt` or `messages` and options of
-        their row. Read as results are taken, so it may be endless.
+        their row; or requests of OpenAI's batches, with a `custom_id`, `method`, `url` and `body`, whose defaults are
+        OpenAI's. Read as results are taken, so it may be endless.
       **options: options of all rows, as for `Engine.submit`.
 
     Yields:
-      A `TextResult`, or the `TypeError`, `ValueError`, `FloatingPointError` or `TimeoutError` of a row that failed.
+      A `TextResult`, or the `TypeError`, `ValueError`, `FloatingPointError` or `TimeoutError` of a row that failed. For
+      a request of a batch a dictionary, of an answer or an error: `id`, `custom_id`, `response` and `error`.
 
     Example:
         >>> rows = ["the sea", {"prompt": "hello", "max_new_tokens": 2}, {"prompt": ""}]
@@ -47,7 +52,7 @@ def complete(engine: Engine, prompts: Iterable[Any], **options: Any) -> Iterator
     is_one = isinstance(prompts, str | bytes | Mapping) or getattr(prompts, "ndim", 1) == 0
     if is_one or not isinstance(prompts, Iterable):
         raise TypeError(f"prompts must be a list of texts or rows, got {type(prompts).__name__}; pass [prompt]")
-    queued: collections.deque[Handle | Exception] = collections.deque()
+    queued: collections.deque[Handle | BatchRequest | Exception] = collections.deque()
     rows, ahead = iter(prompts), _AHEAD * engine.slots
     if engine.most_waiting is not None:
         ahead = min(ahead, engine.most_waiting)
@@ -60,7 +65,7 @@ def complete(engine: Engine, prompts: Iterable[Any], **options: Any) -> Iterator
             yield _outcome(queued.popleft())
     finally:  # if the caller reads no further, nobody wants the others
         for handle in queued:
-            if isinstance(handle, Handle):
+            if not isinstance(handle, Exception):
                 handle.cancel()
 
 
@@ -70,15 +75,16 @@ def complete_file(
     prompts: str | os.PathLike[str],
     answers: str | os.PathLike[str],
     *,
-    progress: Callable[[int, int, TextResult | Exception | None], None] | None = None,
+    progress: Callable[[int, int, Outcome | None], None] | None = None,
     **options: Any,
 ) -> int:
     """Completes a file of JSON lines into another one, and goes on where an interrupted run ended.
 
     Each line is an object with a `prompt` or `messages` and, if it likes, options of `Engine.submit` and an `id`. Each
     answer is a line with the `index` and `id` of its row, and `text`, `stop_reason`, `token_ids`, `seed`,
-    `prompt_tokens` and `tokens_per_round`; or with an `error`. Answers are in the order of the prompts. Until the last
-    one they are in `ANSWERS.part`, which the next run with the same prompts and options continues.
+    `prompt_tokens` and `tokens_per_round`; or with an `error`. A line may also be a request of an OpenAI batch, whose
+    answer has the form of one. Answers are in the order of the prompts. Until the last one they are in `ANSWERS.part`,
+    which the next run with the same prompts and options continues.
 
     Args:
       engine: decodes the prompts.
@@ -126,13 +132,15 @@ def complete_file(
                 report(len(done), len(lines), result)
         write_text(target, "".join(f"{line}\n" for line in done))
         part.unlink()
-    return sum("error" in json.loads(line) for line in done)
+    return sum(failed(answer) if is_batch(answer) else "error" in answer for answer in map(json.loads, done))
 
 
-def _submit(engine: Engine, row: Any, options: Mapping[str, Any]) -> Handle | Exception:
+def _submit(engine: Engine, row: Any, options: Mapping[str, Any]) -> Handle | BatchRequest | Exception:
     try:
         if isinstance(row, Exception):
             return row
+        if is_batch(row):
+            return BatchRequest(engine, row, options)
         if not isinstance(row, Mapping):
             return engine.submit(row, **options)
         given = {**options, **row}
@@ -144,9 +152,11 @@ def _submit(engine: Engine, row: Any, options: Mapping[str, Any]) -> Handle | Ex
         return error
 
 
-def _outcome(handle: Handle | Exception) -> TextResult | Exception:
+def _outcome(handle: Handle | BatchRequest | Exception) -> Outcome:
     if isinstance(handle, Exception):
         return handle
+    if isinstance(handle, BatchRequest):
+        return handle.answer()
     try:
         return handle.result()
     except _OF_REQUEST as error:
@@ -196,7 +206,9 @@ def _row(line: str, index: int) -> Mapping[str, Any] | Exception:
     return {name: value for name, value in row.items() if name != "id"}
 
 
-def _answer(index: int, line: str, result: TextResult | Exception) -> dict[str, Any]:
+def _answer(index: int, line: str, result: Outcome) -> dict[str, Any]:
+    if isinstance(result, dict):
+        return result
     found: dict[str, Any] = {"index": index}
     with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):  # the row has none
         found["id"] = json.loads(line)["id"]

@@ -114,3 +114,45 @@ def test_prompts_are_read_as_results_are_taken(engine):
     assert len(taken) == 4 * engine.slots
     with pytest.raises(TypeError, match="pass \\[prompt\\]"):
         next(jaxspec.complete(engine, "the sea"))
+
+
+BATCH = [
+    {"url": "/v1/completions", "body": {"model": "m", "prompt": ["the sea", "a"], "max_tokens": 4, "temperature": 0}},
+    {"url": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "n": 2}},
+    {"url": "/v1/completions", "body": {"prompt": "the sea", "max_tokens": 2, "logprobs": 1, "seed": 3}},
+    {"url": "/v1/completions", "body": {"prompt": "the sea", "temperature": -1}},
+    {"url": "/v1/completions", "body": {"prompt": "the sea", "stream": True}},
+    {"url": "/v1/embeddings", "body": {"input": "the sea"}},
+    {"url": "/v1/completions", "method": "GET", "body": {"prompt": "the sea"}},
+    {"url": "/v1/completions"},
+    {"url": "/v1/completions", "body": {"prompt": "the sea " * 60}},
+]
+
+
+@pytest.mark.slow
+def test_requests_of_a_batch_have_answers_in_its_form(engine, tmp_path):
+    rows = [{"custom_id": f"row {index}", "method": "POST"} | row for index, row in enumerate(BATCH)]
+    source, out = tmp_path / "batch.jsonl", tmp_path / "answers.jsonl"
+    source.write_text("\n".join(map(json.dumps, [*rows, ROWS[0]])))
+    assert complete_file(engine, source, out, **OPTIONS) == 6
+    *answers, plain = read(out)
+    assert [answer["custom_id"] for answer in answers] == [row["custom_id"] for row in rows]
+    assert [set(answer) for answer in answers] == [{"id", "custom_id", "response", "error"}] * len(rows)
+    statuses = [answer["response"]["status_code"] for answer in answers]
+    assert statuses == [200, 200, 200, 400, 400, 404, 405, 400, 400] and len(plain["token_ids"]) == 5
+    bodies = [answer["response"]["body"] for answer in answers]
+    expected = list(jaxspec.complete(engine, ["the sea", "a"], temperature=0, max_new_tokens=4))
+    assert [choice["text"] for choice in bodies[0]["choices"]] == [result.text for result in expected]
+    assert bodies[0]["model"] == "m" and bodies[1]["object"] == "chat.completion" and len(bodies[1]["choices"]) == 2
+    assert len(bodies[2]["choices"][0]["logprobs"]["tokens"]) == bodies[2]["usage"]["completion_tokens"]
+    assert [body["error"]["param"] for body in bodies[3:]] == [None, "stream", "url", "method", None, None]
+
+
+def test_a_batch_is_completed_in_memory_too(engine):
+    found = list(jaxspec.complete(engine, [{"custom_id": "a", **BATCH[0]}, "the sea"], **OPTIONS))
+    assert found[0]["response"]["status_code"] == 200 and len(found[1].token_ids) == 5
+    rows = iter([{"custom_id": "a", **BATCH[0]} for _ in range(100)])
+    results = jaxspec.complete(engine, rows)
+    next(results)
+    results.close()  # which cancels the others
+    assert len(list(rows)) >= 90 and engine.open
