@@ -102,7 +102,7 @@ def soak(cases: list[Case], expected: list[list], *, minutes: float, threads: in
         first, warm_up, told = 0, min(WARM_UP_MINUTES, minutes / 2), 0
         try:
             while (passed := (time.monotonic() - begin) / 60) < minutes and not any(each.done() for each in work):
-                report.memory = _memory()
+                report.memory = memory()
                 if first == 0 and passed >= warm_up:
                     first = report.memory
                 report.growth = report.memory / first - 1 if first else 0.0
@@ -156,7 +156,7 @@ def _streamed(case, right, most):
     return tokens, wrong + sum(text != result.text for text, result in zip(texts, right, strict=True))
 
 
-def _memory() -> int:
+def memory() -> int:
     """The bytes of this process that are in memory."""
     return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tests import soak
+from tests import soak, soak_engine
 
 pytestmark = pytest.mark.slow
 
@@ -24,3 +24,9 @@ def test_an_error_in_a_thread_ends_it():
     broken = dataclasses.replace(case, options={"max_new_tokens": -1})
     with pytest.raises(ValueError, match="max_new_tokens"):
         soak.soak([broken], [[]], minutes=1, threads=4)
+
+
+def test_an_engine_holds_no_more_after_many_requests():
+    before, after = soak_engine.run(100, 500)
+    arrays, objects, _ = after.growth(before)
+    assert max(arrays, objects) <= soak_engine.MOST_GROWTH
