@@ -51,5 +51,5 @@ class Decoder(nnx.Module):
         return jnp.einsum("btd,vd->btv", x, self.embedding[...])
 
 
-def made(seed=0):
-    return Decoder(Config(), rngs=nnx.Rngs(seed))
+def made(seed=0, **sizes):
+    return Decoder(Config(**sizes), rngs=nnx.Rngs(seed))
