@@ -11,6 +11,7 @@ _SLOTS, _FEEDING, _REUSE, _PREFIXES, _ENGINE, _FILES = (
     "tests/serving/test_completion.py",
 )
 _APP = "tests/serving/test_app.py"
+_GROUPS = "tests/serving/test_groups.py"
 _FEED = "decoding/feeding.py"
 _WHOLE = "tests/decoding/test_slots.py::test_a_row_brings_all_that_it_has"
 _PUT = "state=slots.axes.insert(slots.state, row, slot)"
@@ -31,9 +32,47 @@ MUTANTS = (
     Mutant(
         "a request with a seed is drawn as others are",
         "serving/engine.py",
-        "verifier = seeded_verifier() if sampled and self._verifier is None else None",
+        "verifier = seeded_verifier() if coupled else None",
         "verifier = None",
         (f"{_ENGINE}::test_texts_of_all_kinds_are_those_of_lone_calls",),
+        slow=True,
+    ),
+    Mutant(
+        "a new kind of request compiles where it is called",
+        "serving/groups.py",
+        "        if not done and not any(map(self._programs.asked, moves)):",
+        "        if not done:\n            return best\n        if not any(map(self._programs.asked, moves)):",
+        (f"{_GROUPS}::test_others_are_decoded_while_a_kind_compiles",),
+    ),
+    Mutant(
+        "an engine is ready before its kinds are compiled",
+        "serving/engine.py",
+        "return self.open and self._first()",
+        "return self.open",
+        (f"{_GROUPS}::test_an_engine_is_ready_when_its_kinds_are_compiled",),
+    ),
+    Mutant(
+        "short prompts pass a long one for ever",
+        "serving/prompt.py",
+        "self.grace -= self._chunks(ids)",
+        "pass",
+        (f"{_ENGINE}::test_short_prompts_pass_a_long_one_but_not_for_ever",),
+        slow=True,
+    ),
+    Mutant(
+        "an absent penalty of a program that has all is not neutral",
+        "text/alike.py",
+        '"presence": 0.0, "frequency": 0.0}',
+        '"presence": 0.0, "frequency": 0.5}',
+        (f"{_ENGINE}::test_texts_of_all_kinds_are_those_of_lone_calls",),
+        slow=True,
+    ),
+    Mutant(
+        "a batch's failed request counts as answered",
+        "serving/batch.py",
+        'return answer["response"]["status_code"] != 200',
+        'return answer["error"] is not None',
+        (f"{_FILES}::test_requests_of_a_batch_have_answers_in_its_form",),
         slow=True,
     ),
     Mutant(
