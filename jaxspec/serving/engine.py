@@ -22,6 +22,7 @@ from jaxspec.decoding.room import bucket
 from jaxspec.serving.group import Group
 from jaxspec.serving.groups import Groups, Signature
 from jaxspec.serving.handle import CancelledError, Handle
+from jaxspec.serving.pace import Pace
 from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.prompt import Prompt
 from jaxspec.serving.share import Share
@@ -36,8 +37,8 @@ from jaxspec.verifiers.table import seeded_verifier
 _LOGGER = logging.getLogger("jaxspec")
 # The capacity of a slot if none is given and the context of the model is larger.
 _CAPACITY = 1024
-# The largest number of rounds of one turn, after which text is handed out.
-_ROUNDS = 4
+# The largest number of rounds of one turn, and the time that it should take; then text is handed out.
+_ROUNDS, _TURN_SECONDS = 16, 0.05
 # The number of chunks of a prompt that are fed at a time while rows are decoded, and while there are none.
 _CHUNKS, _IDLE_CHUNKS = 1, 4
 # The bytes of texts that have ended.
@@ -146,7 +147,7 @@ class Engine:
         self.slots, self._most_waiting, self.reused_tokens = int(slots), most_waiting, 0
         self._waiting: Waiting[_Job] = Waiting()
         self._prompts: list[Prompt[_Job]] = []
-        self._share = Share(prompt_share)
+        self._share, self._pace = Share(prompt_share), Pace(_TURN_SECONDS, _ROUNDS)
         self._prefixes = Prefixes(int(prefix_bytes))
         self._news = threading.Condition()
         self._changes = self._seen = 0
@@ -312,7 +313,7 @@ class Engine:
         for signature, group in list(self._groups.by_signature.items()):
             if group.live:
                 try:
-                    self._advance(group)
+                    self._advance(signature[0], group)
                 except (TypeError, ValueError) as error:  # of this kind of request, such as a wrong processor
                     del self._groups.by_signature[signature]
                     for job in group.live.values():
@@ -441,15 +442,17 @@ class Engine:
         except (FloatingPointError, ValueError) as error:
             job.handle.end(error)
 
-    def _advance(self, group: Group[_Job]) -> None:
+    def _advance(self, kind: int, group: Group[_Job]) -> None:
         for slot, job in list(group.live.items()):
             if reason := job.over:
                 group.release(slot)
                 job.handle.end(reason)
         if not group.live:
             return
-        found = group.advance(_ROUNDS, bool(self._waiting))
+        program, began = (kind, group.width), _work_time()
+        found = group.advance(self._pace.rounds(program), bool(self._waiting))
         rounds = int(found.count)
+        self._pace.ran(program, rounds, _work_time() - began)
         for slot, job in list(group.live.items()):
             for at in range(rounds):
                 count, accepted = int(found.rounds.count[at, slot]), int(found.rounds.accepted[at, slot])

@@ -22,8 +22,8 @@ def rows(model_name: str, repeats: int) -> None:
     """Prints tokens a second at 1 to 16 live rows: drafts over none, and the engine over one call of `generate`."""
     show_machine()
     engines = {
-        "default": jaxspec.Engine(model_name, slots=_LIVE[-1], capacity=_CAPACITY),
-        "plain": jaxspec.Engine(model_name, None, slots=_LIVE[-1], capacity=_CAPACITY),
+        name: jaxspec.Engine(model_name, drafter, slots=_LIVE[-1], capacity=_CAPACITY, prompt_share=1.0)
+        for name, drafter in (("default", "auto"), ("plain", None))
     }
     for live in _LIVE:
         texts = _texts(live)
