@@ -4,6 +4,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jaxspec
 from jaxspec.bench.timing import Spread
@@ -21,10 +22,8 @@ _TURN_WORDS, _PROMPT_WORDS = 1100, 1450
 def rows(model_name: str, repeats: int) -> None:
     """Prints tokens a second at 1 to 16 live rows: drafts over none, and the engine over one call of `generate`."""
     show_machine()
-    engines = {
-        name: jaxspec.Engine(model_name, drafter, slots=_LIVE[-1], capacity=_CAPACITY, prompt_share=1.0)
-        for name, drafter in (("default", "auto"), ("plain", None))
-    }
+    options = {"slots": _LIVE[-1], "capacity": _CAPACITY, "prompt_share": 1.0}
+    engines = {name: _warm(model_name, drafter, **options) for name, drafter in (("default", "auto"), ("plain", None))}
     for live in _LIVE:
         texts = _texts(live)
         cases: dict[str, Callable[[], int]] = {
@@ -47,7 +46,7 @@ def skewed(model_name: str, repeats: int) -> None:
     lengths = [min(512, int(16 * random.paretovariate(1.0))) for _ in range(_SKEWED)]
     texts = _texts(_SKEWED)
     for drafter in (None, "auto"):
-        with jaxspec.Engine(model_name, drafter, slots=_BATCH, capacity=768, prompt_share=1.0) as engine:
+        with _warm(model_name, drafter, slots=_BATCH, capacity=768, prompt_share=1.0) as engine:
             cases = {
                 "complete": lambda engine=engine: _completed(engine, texts, lengths),
                 "batches": lambda engine=engine: sum(
@@ -65,8 +64,8 @@ def turn(model_name: str, repeats: int) -> None:
     """Prints the time to the first token of a chat's second turn, with the store of prefixes over without it."""
     show_machine()
     with (
-        jaxspec.Engine(model_name, slots=2, capacity=3072) as kept,
-        jaxspec.Engine(model_name, slots=2, capacity=3072, prefix_bytes=0) as none,
+        _warm(model_name, "auto", slots=2, capacity=3072, prefix_bytes=2**30) as kept,
+        _warm(model_name, "auto", slots=2, capacity=3072, prefix_bytes=0) as none,
     ):
         found: dict[str, list[float]] = {"store": [], "none": []}
         for repeat in range(repeats + 1):
@@ -86,7 +85,7 @@ def turn(model_name: str, repeats: int) -> None:
 def prompt(model_name: str, repeats: int) -> None:
     """Prints a row's median time between tokens while a prompt of 2,000 tokens is fed, over that of the row alone."""
     show_machine()
-    with jaxspec.Engine(model_name, None, slots=2, capacity=3072) as engine:
+    with _warm(model_name, None, slots=2, capacity=3072) as engine:
         found: dict[str, list[float]] = {"alone": [], "beside": []}
         for repeat in range(repeats + 1):
             for name in found:
@@ -105,6 +104,14 @@ def prompt(model_name: str, repeats: int) -> None:
     for name, values in found.items():
         show(f"time between pieces of a row, {name}, ms", f"{statistics.median(values) * 1e3:.1f}")
     show_ratio("beside / alone", Spread.of_ratios(found["beside"], found["alone"]))
+
+
+def _warm(model_name: str, drafter: str | None, **options: Any) -> jaxspec.Engine:
+    """Returns an engine whose programs of greedy requests are compiled."""
+    engine = jaxspec.Engine(model_name, drafter, kinds=[{"temperature": 0, "stop_tokens": ()}], **options)
+    while not engine.ready or engine._groups.compiling:
+        time.sleep(0.1)
+    return engine
 
 
 def _texts(count: int) -> list[str]:
