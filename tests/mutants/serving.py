@@ -64,7 +64,7 @@ MUTANTS = (
         "text/alike.py",
         '"presence": 0.0, "frequency": 0.0}',
         '"presence": 0.0, "frequency": 0.5}',
-        (f"{_ENGINE}::test_texts_of_all_kinds_are_those_of_lone_calls",),
+        ("tests/text/test_alike.py::test_absent_processors_change_no_logit",),
         slow=True,
     ),
     Mutant(
