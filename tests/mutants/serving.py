@@ -120,8 +120,8 @@ MUTANTS = (
     Mutant(
         "a prompt is fed to its end though it was cancelled",
         "serving/engine.py",
-        "if self._prompt is not None and (reason := self._prompt.job.over):",
-        "if False and self._prompt is not None and (reason := self._prompt.job.over):",
+        "if reason := prompt.job.over:",
+        "if False and (reason := prompt.job.over):",
         (f"{_ENGINE}::test_a_prompt_is_dropped_while_it_is_fed",),
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""What a request lacks has values that change nothing."""
+"""Processors that a request lacks have values that change nothing."""
 
 import jax
 import jax.numpy as jnp
