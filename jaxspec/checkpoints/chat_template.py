@@ -76,6 +76,8 @@ def render(
     special_tokens: Mapping[str, str],
     *,
     add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> str:
     """Renders a conversation as transformers does.
 
@@ -84,13 +86,16 @@ def render(
       messages: dictionaries with `role`, `content` and anything else that the template reads.
       special_tokens: the texts of the special tokens, by the names that the template uses.
       add_generation_prompt: whether to open the assistant's next turn.
+      tools: the functions that the model may call, each with its JSON schema.
+      more: other variables that the template reads.
 
     Raises:
       TypeError: a message holds a value that JSON cannot express.
       ValueError: the template is invalid, raises an error, or exceeds the limits on time, memory or output.
     """
-    variables = {**special_tokens, "messages": [_message(one) for one in messages]}
-    variables |= {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
+    variables = {**special_tokens, "documents": None, **(more or {})}
+    variables |= {"messages": [_message(one) for one in messages], "tools": None if tools is None else list(tools)}
+    variables["add_generation_prompt"] = add_generation_prompt
     template = template.removeprefix("\ufeff")  # the mark of an editor, not text
     request = {"template": template, "variables": variables, "seconds": chat_worker.CPU_SECONDS}
     answer = _shared.ask(json.dumps(request).encode() + b"\n")

@@ -3,7 +3,6 @@
 The files are checked first: the libraries that read them do not name most faults, and mistake some for others.
 """
 
-import contextlib
 import functools
 import hashlib
 import importlib
@@ -12,26 +11,16 @@ import logging
 import operator
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from jaxspec.checkpoints.chat_template import check_message, for_template, render
+from jaxspec.checkpoints.tokenizer_files import CONFIG, FILE, TEMPLATE, check_files, explained, without_panics
 from jaxspec.core import validate
-from jaxspec.families.settings import (
-    COUNT,
-    FLAG,
-    TEXT,
-    Setting,
-    SettingError,
-    check_settings,
-    list_of,
-    settings_of,
-    table_of,
-)
-from jaxspec.io.files import DOWNLOAD_AGAIN, FileFormatError, as_path, read_json, write_text
+from jaxspec.io.files import FileFormatError, as_path, read_json, write_text
 
 _logger = logging.getLogger(__name__)
 
@@ -59,6 +48,7 @@ class Tokenizer:
         special_tokens: Mapping[str, str | None] | None = None,
         eos_token_ids: Iterable[int] = (),
         chat_template: str | None = None,
+        response_template: Mapping[str, Any] | None = None,
     ):
         """Wraps a tokenizer, which must not be changed afterwards.
 
@@ -67,6 +57,7 @@ class Tokenizer:
           special_tokens: the texts of `bos_token`, `eos_token`, `unk_token` and `pad_token`; `None` means absent.
           eos_token_ids: the id of every token that ends a text or a turn.
           chat_template: a Jinja template in the convention of transformers.
+          response_template: how a model's answers are read, in the convention of transformers.
 
         Raises:
           TypeError, ValueError: an argument has the wrong type, or a name or an id is not valid.
@@ -84,6 +75,9 @@ class Tokenizer:
         if chat_template is not None:
             validate.text("chat_template", chat_template, "pass a template of Jinja, or None")
         self._chat_template = chat_template
+        if response_template is not None:
+            validate.instance("response_template", response_template, Mapping, "pass that of tokenizer_config.json")
+        self._response_template = response_template
 
     def ending_with(self, eos_token_ids: Iterable[int]) -> "Tokenizer":
         """Returns a copy of the tokenizer with other end tokens.
@@ -97,6 +91,7 @@ class Tokenizer:
             special_tokens=self._special,
             eos_token_ids=eos_token_ids,
             chat_template=self._chat_template,
+            response_template=self._response_template,
         )
 
     @staticmethod
@@ -119,15 +114,15 @@ class Tokenizer:
         configs = {name: read_json(folder / name) for name in _CONFIGS if (folder / name).is_file()}
         if own := [name for name, values in configs.items() if values.get("auto_map")]:
             _logger.warning("%s has custom code (auto_map in %s), which is not run", folder, ", ".join(own))
-        _check_files(folder, configs)
+        check_files(folder, configs)
         try:
             loaded = _load(folder)
             backend = loaded.backend_tokenizer
         except Exception as error:  # transformers raises almost anything here
-            if (reason := _explained(folder)) is not None:
+            if (reason := explained(folder)) is not None:
                 raise reason from error
             raise ValueError(f"{folder} has no tokenizer that can be read ({error}); {_EXPECTED}") from error
-        template = loaded.chat_template or configs.get(_TEMPLATE, {}).get("chat_template")
+        template = loaded.chat_template or configs.get(TEMPLATE, {}).get("chat_template")
         if isinstance(template, list):
             template = {one["name"]: one["template"] for one in template}
         if isinstance(template, Mapping):
@@ -136,7 +131,13 @@ class Tokenizer:
         for name in _ENDS:
             ends += _end_ids(folder / name, configs.get(name, {}).get("eos_token_id"))
         special = {name: getattr(loaded, name, None) for name in NAMES}
-        return Tokenizer(backend, special_tokens=special, eos_token_ids=ends, chat_template=template)
+        return Tokenizer(
+            backend,
+            special_tokens=special,
+            eos_token_ids=ends,
+            chat_template=template,
+            response_template=configs.get(CONFIG, {}).get("response_template"),
+        )
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -161,7 +162,9 @@ class Tokenizer:
     @functools.cached_property
     def digest(self) -> str:
         """The SHA-256 of the content, in hexadecimal: equal for equal tokenizers."""
-        rest = json.dumps([self._special, self._eos_token_ids, self._chat_template], sort_keys=True)
+        parts = [self._special, self._eos_token_ids, self._chat_template]
+        parts += [] if self._response_template is None else [self._response_template]
+        rest = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(f"{self._backend.to_str()}\n{rest}".encode()).hexdigest()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -240,8 +243,23 @@ class Tokenizer:
         validate.instance("other", other, Tokenizer)
         return self is other or self._tokens == other._tokens
 
+    @property
+    def chat_template(self) -> str | None:
+        """The template that `apply_chat_template` renders; `None` if there is none."""
+        return self._chat_template
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        """How a model's answers are read, in the convention of transformers; `None` if the files do not say."""
+        return self._response_template
+
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Encodes a conversation as token ids.
 
@@ -252,6 +270,8 @@ class Tokenizer:
           messages: dictionaries with `role` and `content`: a text, or a list of parts `{"type": "text", "text": ...}`.
             A message with `tool_calls` may have no content.
           add_generation_prompt: whether to open the assistant's next turn.
+          tools: functions that the model may call, as OpenAI's clients send them; `None` for none.
+          variables: other variables that the template reads, such as `{"enable_thinking": False}`.
 
         Raises:
           TypeError, ValueError: there is no chat template, a message has no role or no text, or the template rejects
@@ -263,9 +283,19 @@ class Tokenizer:
         validate.flag("add_generation_prompt", add_generation_prompt)
         for message in messages:
             check_message(message)
+        if variables is not None:
+            validate.instance("variables", variables, Mapping, 'pass {"enable_thinking": False}, say')
+        if tools is not None and not re.search(r"\btools\b", self._chat_template):
+            raise ValueError("this model's chat template has no place for tools; leave them out")
         try:
-            said = for_template(self._chat_template, messages)
-            text = render(self._chat_template, said, self._special, add_generation_prompt=add_generation_prompt)
+            text = render(
+                self._chat_template,
+                for_template(self._chat_template, messages),
+                self._special,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                more=variables,
+            )
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the model's chat template refuses these messages: {error}") from error
         return self.encode(text, add_special_tokens=False)
@@ -278,9 +308,11 @@ class Tokenizer:
         """
         folder = as_path("folder", folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._special}
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self._special}
         if self._chat_template is not None:
             config["chat_template"] = self._chat_template
+        if self._response_template is not None:
+            config["response_template"] = self._response_template
         write_text(folder / "tokenizer.json", self._backend.to_str(pretty=False))
         write_text(folder / "tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2))
         write_text(folder / "generation_config.json", json.dumps({"eos_token_id": list(self._eos_token_ids)}))
@@ -358,8 +390,7 @@ def import_transformers() -> Any:
 
 
 _ENDS = ("generation_config.json", "config.json")
-_FILE, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.json"
-_CONFIGS = (*_ENDS, _CONFIG, _TEMPLATE)
+_CONFIGS = (*_ENDS, CONFIG, TEMPLATE)
 _EXPECTED = "expected tokenizer.json and tokenizer_config.json"
 
 
@@ -367,20 +398,9 @@ def _load(folder: Path) -> Any:
     """Loads the tokenizer with a class of transformers, and never asks whether the folder's code may run."""
     transformers = import_transformers()
     # The class that `tokenizer_class` names would replace parts of `tokenizer.json` by its own.
-    kind = transformers.PreTrainedTokenizerFast if (folder / _FILE).is_file() else transformers.AutoTokenizer
-    with _without_panics():
+    kind = transformers.PreTrainedTokenizerFast if (folder / FILE).is_file() else transformers.AutoTokenizer
+    with without_panics():
         return kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-
-
-@contextlib.contextmanager
-def _without_panics() -> Iterator[None]:
-    """Turns a panic of the tokenizer library, which is not an `Exception`, into a `ValueError`."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise ValueError(f"the library panics: {error}") from None
 
 
 def _untrimmed(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
@@ -403,98 +423,3 @@ def _end_ids(path: Path, value: Any) -> list[int]:
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < 2**31:
             raise FileFormatError(path, "eos_token_id", f"expected token ids of at least 0, got {value!r}")
     return ids
-
-
-_FLAGS = dict.fromkeys(("special", "normalized", "lstrip", "rstrip", "single_word"), FLAG)
-
-
-def _is_text(value: Any) -> bool:
-    """Returns whether this is a text that UTF-8 can encode."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def _is_token(value: Any) -> bool:
-    """Returns whether this is a special token: a text, or an object with one."""
-    return _is_text(value.get("content") if isinstance(value, Mapping) else value)
-
-
-def _is_template(value: Any) -> bool:
-    """Returns whether this is a chat template: a text, or a list of named ones."""
-    each = value if isinstance(value, list) else []
-    named = all(isinstance(x, Mapping) and all(_is_text(x.get(key)) for key in ("name", "template")) for x in each)
-    return _is_text(value) or (bool(each) and named)
-
-
-_CONFIG_SETTINGS: dict[str, Setting] = {
-    "tokenizer_class": TEXT.or_null(),
-    "chat_template": Setting("a text, or a list of them with names", _is_template).or_null(),
-    **dict.fromkeys(
-        (f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")),
-        Setting("a token: a text, or an object with its content", _is_token).or_null(),
-    ),
-    **dict.fromkeys(("add_bos_token", "add_eos_token", "add_prefix_space"), FLAG.or_null()),
-    "added_tokens_decoder": table_of({}).or_null(),
-}
-_FILE_SETTINGS: dict[str, Setting] = {
-    "version": TEXT,
-    **dict.fromkeys(("truncation", "normalizer", "pre_tokenizer", "post_processor", "decoder"), table_of({}).or_null()),
-    "padding": table_of({}).or_null(),
-    "added_tokens": list_of(Setting("", lambda x: isinstance(x, Mapping)), "tokens, each an object"),
-    "model": table_of({}),
-}
-_TOKEN = {"id": COUNT, "content": TEXT, **_FLAGS}
-# Values that replace a part, so that the others can be read.
-_WITHOUT: dict[str, Any] = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor"))
-_WITHOUT |= {"decoder": None, "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}, "version": "1.0"}
-
-
-def _check_files(folder: Path, configs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Checks `tokenizer_config.json` and `tokenizer.json`, if present; raises `FileFormatError`."""
-    with settings_of(folder / _CONFIG, advice=DOWNLOAD_AGAIN):
-        check_settings(configs.get(_CONFIG, {}), _CONFIG_SETTINGS)
-    with settings_of(folder / _TEMPLATE, advice=DOWNLOAD_AGAIN):
-        check_settings(configs.get(_TEMPLATE, {}), {"chat_template": _CONFIG_SETTINGS["chat_template"]})
-    if not (folder / _FILE).is_file():
-        return
-    values = read_json(folder / _FILE)
-    with settings_of(folder / _FILE, advice=DOWNLOAD_AGAIN):
-        check_settings(values, _FILE_SETTINGS)
-        for place, token in enumerate(values.get("added_tokens", ())):
-            check_settings(token, _TOKEN, f"added_tokens.{place}.")
-        vocab = values.get("model", {}).get("vocab")
-        if isinstance(vocab, Mapping):
-            _check_ids(vocab.items())
-
-
-def _explained(folder: Path) -> FileFormatError | None:
-    """Returns the error of `tokenizer.json`, if any; names the part without which the rest can be read."""
-    if not (folder / _FILE).is_file():
-        return None
-    values = read_json(folder / _FILE)
-    reason = _reason(values)
-    for key, without in _WITHOUT.items() if reason else ():
-        if not _reason({**values, key: without}):
-            problem = f"it cannot be read ({reason})" if key in values else "it is missing"
-            return FileFormatError(folder / _FILE, key, problem, DOWNLOAD_AGAIN)
-    return FileFormatError(folder / _FILE, "", reason, DOWNLOAD_AGAIN) if reason else None
-
-
-def _reason(values: Mapping[str, Any]) -> str:
-    """Returns why a tokenizer cannot be built from these contents of `tokenizer.json`; empty if it can."""
-    try:
-        with _without_panics():
-            tokenizers.Tokenizer.from_str(json.dumps(values))
-    except Exception as error:  # the library raises `Exception` itself
-        return " ".join(str(error).split())
-    return ""
-
-
-def _check_ids(vocab: Iterable[tuple[str, Any]]) -> None:
-    """Checks that the ids of a vocabulary are valid and unique."""
-    tokens: dict[int, str] = {}
-    for token, index in vocab:
-        if not COUNT.accepts(index):
-            raise SettingError(f"model.vocab.{token}", f"expected {COUNT.expected}, got {str(index)[:80]}")
-        if index in tokens:
-            raise SettingError(f"model.vocab.{token}", f"its id {index} is also that of {tokens[index]!r}")
-        tokens[index] = token

@@ -143,3 +143,15 @@ def test_the_worker_ends_with_its_process(end):
         process.communicate(b"\n")
     assert select.select([handle], [], [], 60)[0] == [handle]
     os.close(handle)
+
+
+def test_functions_and_variables_reach_the_template():
+    template = "{{ tools[0].name }} {{ messages|length }} {{ mode }} {{ documents }}"
+    given = {"mode": "quiet", "messages": [], "tools": None}
+    text = chat_template.render(template, HI, {}, add_generation_prompt=True, tools=[{"name": "add"}], more=given)
+    assert text == "add 1 quiet None"
+    tokenizer = byte_level()
+    with pytest.raises(ValueError, match="no place for tools"):
+        tokenizer.apply_chat_template(HI, tools=[{"name": "add"}])
+    with pytest.raises(TypeError, match="variables"):
+        tokenizer.apply_chat_template(HI, variables="quiet")

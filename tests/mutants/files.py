@@ -41,8 +41,8 @@ MUTANTS = (
     Mutant(
         "a class label wins over tokenizer.json",
         "checkpoints/tokenizer.py",
-        "if (folder / _FILE).is_file() else transformers.AutoTokenizer",
-        "if not (folder / _FILE).is_file() else transformers.AutoTokenizer",
+        "if (folder / FILE).is_file() else transformers.AutoTokenizer",
+        "if not (folder / FILE).is_file() else transformers.AutoTokenizer",
         ("tests/checkpoints/test_tokenizer_files.py::test_the_file_is_the_truth_whatever_the_label",),
     ),
     Mutant(
@@ -223,7 +223,7 @@ MUTANTS = (
     ),
     Mutant(
         "two tokens may have one id",
-        "checkpoints/tokenizer.py",
+        "checkpoints/tokenizer_files.py",
         "if index in tokens:",
         "if index < 0:",
         ("tests/checkpoints/test_tokenizer_files.py::test_what_is_wrong_in_the_tokenizer",),
