@@ -8,6 +8,7 @@ from etils import epy as _epy
 
 with _epy.lazy_api_imports(globals()):
     from jaxspec.grammar.automaton import TableTooLargeError as TableTooLargeError
+    from jaxspec.grammar.budget import ThinkingBudget as ThinkingBudget
     from jaxspec.grammar.grammar import (
         Grammar as Grammar,
         GrammarTable as GrammarTable,

@@ -14,7 +14,8 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.core.processing import Processor, Prompt
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.grammar.automaton import Automaton, columns_of
-from jaxspec.grammar.grammar import MOST_BYTES, padded_size
+from jaxspec.grammar.grammar import MOST_BYTES
+from jaxspec.grammar.texts import padded_size
 
 # Numbers of states, of classes and of the prompt's tokens are padded to these; larger ones to powers of two.
 _STATES, _CLASSES, _WINDOWS = (64, 256), (64, 256), (16,)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
@@ -17,7 +17,7 @@ from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import memory, processing, validate
 from jaxspec.core.processing import Processor, Prompt
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.grammar import lark, schema as schemas
+from jaxspec.grammar import lark, parts, schema as schemas, thinking
 from jaxspec.grammar.automaton import (
     Automaton,
     TableTooLargeError,
@@ -30,6 +30,7 @@ from jaxspec.grammar.automaton import (
 )
 from jaxspec.grammar.dialect import JSON_TEXT
 from jaxspec.grammar.normalized import normalized
+from jaxspec.grammar.texts import MOST_FORCED, must_come, named_tokens, padded_size, token_texts
 from jaxspec.processors import ids
 
 # The size limit of one grammar's tables.
@@ -40,11 +41,11 @@ MOST_BYTES = 128 * 2**20
 class Grammar:
     """Specifies the texts that an answer may be.
 
-    Create one with `json_schema`, `regex`, `choices` or `lark`.
+    Create one with `json_schema`, `regex`, `choices`, `lark`, `parts` or `after_thinking`.
 
     Attributes:
       kind: the name of that constructor.
-      source: the schema as JSON, the regular expression, the choices as JSON, or the Lark grammar.
+      source: the regular expression, the Lark grammar, or what the others take, as JSON.
 
     Raises:
       TypeError, ValueError: `kind` is none of these, or `source` is not what its constructor makes.
@@ -61,7 +62,7 @@ class Grammar:
     source: str
 
     def __post_init__(self) -> None:
-        made = "make one with Grammar.json_schema, regex, choices or lark"
+        made = f"make one with Grammar.{', '.join(list(_SOURCES)[:-1])} or {list(_SOURCES)[-1]}"
         validate.one_of("kind", self.kind, _SOURCES, made)
         validate.text("source", self.source, made)
         expected = _SOURCES[self.kind]
@@ -75,7 +76,7 @@ class Grammar:
             raise ValueError(f"source must be JSON for kind={self.kind!r}: {error}; {made}") from None
         if not isinstance(found, expected):
             raise TypeError(f"source must be the JSON of a {expected.__name__}, got {self.source!r:.80}; {made}")
-        _ = schemas.as_dict(found) if expected is dict else _texts(found)
+        _CHECKS[self.kind](found)
 
     @classmethod
     def json_schema(cls, schema: Any) -> Self:
@@ -139,6 +140,54 @@ class Grammar:
         """
         return cls("lark", validate.text("a grammar", grammar, "pass Lark rules, or a schema as schema="))
 
+    @classmethod
+    def parts(cls, *pieces: Any) -> Self:
+        """Creates the grammar of texts that consist of parts, one after another.
+
+        Args:
+          *pieces: texts, lists of parts, `{"schema": schema}`, `{"regex": pattern}`, `{"any": [part, ...]}` for one of
+            several, or `{"repeat": part, "between": text}` for one or more. The name of a special token in a text
+            is that token.
+
+        Raises:
+          TypeError, ValueError: a part is none of these, or cannot be followed.
+        """
+        return cls("parts", json.dumps(parts.made(pieces)))
+
+    @classmethod
+    def after_thinking(cls, grammar: "Grammar", *, end: str = "</think>", start: str | None = None) -> Self:
+        """Creates the grammar of texts that begin with thinking, in which any text may come.
+
+        Args:
+          grammar: the grammar of the text after the thinking.
+          end: the text that ends the thinking.
+          start: the token with which a model may begin to think; without it, the grammar holds from the beginning.
+            `None` if the prompt has opened the thinking.
+
+        Raises:
+          TypeError, ValueError: an argument is not of its type, or a text is empty.
+        """
+        validate.instance("grammar", grammar, Grammar, "pass Grammar.json_schema(schema), say")
+        if grammar.kind == "after_thinking":
+            raise ValueError("grammar begins after thinking already; pass the grammar of the answer alone")
+        source = {"kind": grammar.kind, "source": grammar.source, "start": start, "end": end}
+        return cls("after_thinking", json.dumps(source))
+
+    @property
+    def answer(self) -> "Grammar":
+        """The grammar of the text after thinking; itself if it knows of none."""
+        found = json.loads(self.source) if self.kind == "after_thinking" else {}
+        return Grammar(found["kind"], found["source"]) if found else self
+
+    def thinking_of(self, tokenizer: Tokenizer, vocab_size: int) -> thinking.Thinking | None:
+        """Returns the automaton of the thinking before the answer; `None` without thinking."""
+        found = json.loads(self.source) if self.kind == "after_thinking" else {}
+        return thinking.Thinking.of(tokenizer, vocab_size, found["start"], found["end"]) if found else None
+
+    def named_tokens(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """Returns the special tokens that the grammar names."""
+        return named_tokens(tokenizer, parts.literals(json.loads(self.source))) if self.kind == "parts" else ()
+
     @property
     def pattern(self) -> str | None:
         """The grammar as a regular expression; `None` if none is known."""
@@ -148,7 +197,7 @@ class Grammar:
             return "|".join(f"({re.escape(choice)})" for choice in json.loads(self.source))
         if self.kind == "json_schema":
             return schemas.pattern(json.loads(self.source))
-        return None
+        return parts.pattern(json.loads(self.source)) if self.kind == "parts" else None
 
     def matcher_source(self) -> str:
         """Returns the grammar for `llguidance`, as Lark that allows any tokenization of a text, as tables do.
@@ -160,6 +209,8 @@ class Grammar:
             schema = schemas.with_bounded_integers(json.loads(self.source))
             schema["x-guidance"] = JSON_TEXT | schema.get("x-guidance", {})
             rules = f"start: %json {json.dumps(schema)}"
+        elif self.kind == "parts":
+            rules = parts.rules(json.loads(self.source))
         elif self.kind == "lark":
             rules = self.source
         else:
@@ -192,7 +243,7 @@ class Grammar:
 
 
 # The type of each kind of source that is JSON; None for others.
-_SOURCES = {"json_schema": dict, "regex": None, "choices": list, "lark": None}
+_SOURCES = {"json_schema": dict, "regex": None, "choices": list, "lark": None, "parts": list, "after_thinking": dict}
 
 
 def _texts(choices: Sequence[Any]) -> list[str]:
@@ -202,10 +253,17 @@ def _texts(choices: Sequence[Any]) -> list[str]:
     return [validate.text("choices", one) for one in choices]
 
 
+# The check of each kind of source that is JSON.
+_CHECKS: dict[str, Any] = {
+    "json_schema": schemas.as_dict,
+    "choices": _texts,
+    "parts": parts.check,
+    "after_thinking": thinking.checked,
+}
+
+
 # Sizes of states and of classes are padded to these; larger ones to powers of two.
 _STATES, _CLASSES = (256, 2048), (256, 1024)
-# In states with more allowed tokens, no forced token is looked for.
-MOST_FORCED = 64
 # The largest factor by which a tokenizer may reduce the states, by dropping those inside multi-byte characters.
 _MOST_TRIMMED = 16
 
@@ -325,6 +383,10 @@ class GrammarTable(Processor):
 
 def make_table(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, max_bytes: int) -> GrammarTable:
     """Compiles the table of a grammar, as `Grammar.table` does."""
+    if (free := grammar.thinking_of(tokenizer, vocab_size)) is not None:
+        arrays = thinking.with_thinking(make_table(grammar.answer, tokenizer, vocab_size, max_bytes), free, _STATES)
+        _check_size(len(arrays[0]) - 1, vocab_size, (vocab_size + 31) // 32, max_bytes)
+        return GrammarTable(*map(jnp.asarray, (arrays[0], _widened(arrays[1]), *arrays[2:])))
     pattern = grammar.pattern
     if pattern is None:
         raise TableTooLargeError(
@@ -335,7 +397,7 @@ def make_table(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, max_byte
     check = functools.partial(_check_size, tokens=vocab_size, words=words, max_bytes=max_bytes)
     name = "the regular expression" if grammar.kind == "regex" else f"the {grammar.kind} grammar"
     bytewise = over_bytes(pattern, name=f"{name} {grammar.source!r:.120}")
-    tokens = token_texts(tokenizer, vocab_size)
+    tokens = token_texts(tokenizer, vocab_size, grammar.named_tokens(tokenizer))
     check(len(bytewise.final) - 1, times=_MOST_TRIMMED)
     found, kept = over_tokens(bytewise, tokens)
     states = len(found.final) - 1
@@ -432,29 +494,6 @@ def _joined(tables: Sequence[Any]) -> tuple[Array, ...]:
     return tuple(map(jnp.asarray, (allowed, _widened(following), classes, final, forced, start)))
 
 
-def token_texts(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
-    """Returns the bytes of each token; empty for special tokens, which no grammar allows, and for padding."""
-    count = min(tokenizer.vocab_size, vocab_size)
-    texts = [b"" if tokenizer.is_special(index) else tokenizer.token_bytes(index) for index in range(count)]
-    return texts + [b""] * (vocab_size - count)
-
-
-def padded_size(count: int, steps: tuple[int, ...]) -> int:
-    """Returns the first of `steps` that is at least `count`, or else the next power of two."""
-    return next((step for step in steps if step >= count), 1 << (count - 1).bit_length())
-
-
 def _widened(following: Int[np.ndarray, "s c"]) -> Int[np.ndarray, "s c2"]:
     """Pads the table with classes that have no tokens."""
     return np.pad(following, ((0, 0), (0, padded_size(following.shape[1], _CLASSES) - following.shape[1])))
-
-
-def must_come(found: Collection[int], tokens: Sequence[bytes]) -> int:
-    """Returns the longest token if all others are prefixes of it; else -1.
-
-    Even so, another text may follow that no single token spells.
-    """
-    if not 0 < len(found) <= MOST_FORCED:
-        return -1
-    longest = max(found, key=lambda token: len(tokens[token]))
-    return longest if all(tokens[longest].startswith(tokens[token]) for token in found) else -1

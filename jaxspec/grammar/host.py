@@ -29,7 +29,9 @@ from jaxspec.core.processing import Processor, Prompt
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import GenerationState
 from jaxspec.grammar.automaton import needed
-from jaxspec.grammar.grammar import MOST_FORCED, Grammar, must_come, token_texts
+from jaxspec.grammar.grammar import Grammar
+from jaxspec.grammar.texts import MOST_FORCED, must_come, token_texts
+from jaxspec.grammar.thinking import Follower
 
 _ALL, _NOWHERE = np.uint32(0xFFFFFFFF), -2
 
@@ -132,12 +134,13 @@ class RowMatchers:
         self._stops = np.zeros(self._words, np.uint32)
         for token in stop_tokens:
             self._stops[token // 32] |= np.uint32(1 << token % 32)
-        taken, self._texts = _ll_tokenizer(tokenizer, vocab_size, stop_tokens)
+        named = {token for one in grammars if one is not None for token in one.answer.named_tokens(tokenizer)}
+        taken, self._texts = _ll_tokenizer(tokenizer, vocab_size, stop_tokens, tuple(sorted(named)))
         known: dict[Any, Any] = {}
         for grammar in dict.fromkeys(grammars):
             if grammar is None:
                 continue
-            known[grammar] = matcher(taken, grammar.matcher_source(), log_level=0)
+            known[grammar] = matcher(taken, grammar.answer.matcher_source(), log_level=0)
             if known[grammar].is_error():
                 error = known[grammar].get_error()
                 if "panic:" in error:
@@ -151,6 +154,8 @@ class RowMatchers:
             first = np.frombuffer(known[grammar].compute_bitmask(), np.uint32)[: self._words]
             if not np.any(first & ~self._stops):
                 raise ValueError(f"this {grammar.kind} grammar allows no answer that has a token; pass another")
+            if (free := grammar.thinking_of(tokenizer, vocab_size)) is not None:
+                known[grammar] = Follower(known[grammar], free, stop_tokens)
         self._known, self._grammars = known, list(grammars)
         self._emitted: list[list[int]] = [[] for _ in grammars]
         self._rows: list[Any] = [None if grammar is None else known[grammar].deep_copy() for grammar in grammars]
@@ -292,10 +297,12 @@ def _with_masks(state: GenerationState, place: int, known: Known) -> GenerationS
 
 
 @functools.lru_cache(maxsize=4)
-def _ll_tokenizer(tokenizer: Tokenizer, vocab_size: int, stop_tokens: tuple[int, ...]) -> tuple[Any, list[bytes]]:
+def _ll_tokenizer(
+    tokenizer: Tokenizer, vocab_size: int, stop_tokens: tuple[int, ...], named: tuple[int, ...] = ()
+) -> tuple[Any, list[bytes]]:
     """Returns the tokenizer for `llguidance`, and the bytes of each token."""
     guidance = needed("llguidance")
-    texts = token_texts(tokenizer, vocab_size)
+    texts = token_texts(tokenizer, vocab_size, named)
     speller = Speller(tokenizer, vocab_size)
 
     class Texts:

@@ -1,7 +1,7 @@
 """Converts token ids to text incrementally: only whole characters, and no part of a stop string."""
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 
@@ -22,17 +22,18 @@ class Detokenizer:
     a run that is not UTF-8 is replaced byte for byte, so each run is held back until it ends.
     """
 
-    def __init__(self, tokenizer: Tokenizer, before: Iterable[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Iterable[int] = (), shown: Collection[int] = ()) -> None:
         """Starts after a text.
 
         Args:
           tokenizer: a byte-level or SentencePiece tokenizer.
           before: tokens of the text before, such as the prompt. Only the first space of a whole text is dropped.
+          shown: special tokens whose names are part of the text.
 
         Raises:
           ValueError: if the bytes of single tokens are unknown for this kind of tokenizer.
         """
-        self._tokenizer = tokenizer
+        self._tokenizer, self._shown = tokenizer, shown
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._run = bytearray()
         self._stray = self._stray_byte_token()
@@ -49,7 +50,7 @@ class Detokenizer:
         return self._without_first_space(self._close_run() + self._characters.decode(b"", final=True))
 
     def _one(self, index: int) -> str:
-        data = self._tokenizer.token_bytes(index)
+        data = self._tokenizer.token_bytes(index, skip_special_tokens=index not in self._shown)
         if not data:
             return ""
         if not self._began:
@@ -98,9 +99,9 @@ class Detokenizer:
         return ids[-1] if self._tokenizer.decode(run) == "\ufffd" * 3 else None
 
 
-def decode_after(tokenizer: Tokenizer, before: Iterable[int], ids: Iterable[int]) -> str:
-    """Decodes tokens that continue a text."""
-    detokenizer = Detokenizer(tokenizer, before)
+def decode_after(tokenizer: Tokenizer, before: Iterable[int], ids: Iterable[int], shown: Collection[int] = ()) -> str:
+    """Decodes tokens that continue a text; special tokens that are `shown` have their names."""
+    detokenizer = Detokenizer(tokenizer, before, shown)
     return detokenizer.push(ids) + detokenizer.flush()
 
 

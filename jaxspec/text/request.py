@@ -25,8 +25,9 @@ from jaxspec.decoding.room import shared_room
 from jaxspec.drafters.base import Drafter
 from jaxspec.grammar.automaton import TableTooLargeError
 from jaxspec.grammar.banned import BannedTexts
-from jaxspec.grammar.grammar import MOST_BYTES, Grammar, GrammarTable, token_texts
+from jaxspec.grammar.grammar import MOST_BYTES, Grammar, GrammarTable
 from jaxspec.grammar.host import HostMasks
+from jaxspec.grammar.texts import token_texts
 from jaxspec.processors.bias import LogitBias
 from jaxspec.processors.excluded import AllowedTokens, MinNewTokens
 from jaxspec.processors.penalties import Penalties
@@ -80,6 +81,7 @@ class TextKeywords(SharedKeywords, total=False):
     grammar: Asked | Sequence[Asked]
     prediction: str | Sequence[str] | None
     alternatives: int
+    shown_tokens: Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,6 +118,7 @@ class TextOptions(SharedOptions):
         a list with one per prompt, `None` for no constraint.
       prediction: expected answer, for a drafter that copies: one text, or one per prompt.
       alternatives: number of likely tokens that the result reports for each position.
+      shown_tokens: ids of special tokens whose names are part of the text, such as a mark of tool calls.
       answers: number of answers per prompt, returned as a list; `None` is one.
 
     Example:
@@ -148,6 +151,7 @@ class TextOptions(SharedOptions):
     grammar: Asked | Sequence[Asked] = None
     prediction: str | Sequence[str] | None = None
     alternatives: int = 0
+    shown_tokens: Sequence[int] = ()
     answers: int | None = None
 
     def policy(self, processors: Sequence[Processor] = ()) -> Policy:
@@ -174,6 +178,7 @@ class TextRequest:
       stop: strings that end a text.
       stop_tokens: ids that end a text.
       alternatives: the number of likely tokens to return for each position; the loop may report more.
+      shown_tokens: ids of special tokens whose names are part of the text.
       grammars: grammars that the host follows between passes, one per answer; empty if there are none.
     """
 
@@ -185,6 +190,7 @@ class TextRequest:
     stop: tuple[str, ...]
     stop_tokens: tuple[int, ...]
     alternatives: int
+    shown_tokens: tuple[int, ...] = ()
     grammars: tuple[Grammar | None, ...] = ()
 
     @classmethod
@@ -257,6 +263,7 @@ class TextRequest:
             stop=stop,
             stop_tokens=stop_tokens,
             alternatives=options.alternatives,
+            shown_tokens=tuple(_ids("shown_tokens", options.shown_tokens, target.vocab_size)),
             grammars=tuple(one for one in grammars for _ in each) if followed else (),
         )
 
@@ -389,7 +396,10 @@ def make_processors(
         for one in found:
             one.check(1, vocab_size)
     if options.allowed_tokens is not None:
-        found.append(AllowedTokens([*_ids(options.allowed_tokens, vocab_size), *stop_tokens]))
+        listed = _ids("allowed_tokens", options.allowed_tokens, vocab_size)
+        if not listed:
+            raise ValueError("allowed_tokens is empty, so every answer would be empty; list a token, or leave it out")
+        found.append(AllowedTokens([*listed, *stop_tokens]))
     if any(grammar is not None for grammar in grammars):
         if not stop_tokens:
             raise ValueError("a grammar ends a text by a stop token, got stop_tokens=(); leave it out")
@@ -454,16 +464,14 @@ def _table_of(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int) -> Gramma
         return None
 
 
-def _ids(ids: Any, vocab_size: int) -> list[int]:
+def _ids(name: str, ids: Any, vocab_size: int) -> list[int]:
     """Checks token ids and returns them as a list."""
     is_list = isinstance(ids, list | tuple | set | frozenset | np.ndarray) and getattr(ids, "ndim", 1) > 0
     listed: list[Any] = list(ids) if is_list else [None]
     if not all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in listed):
-        raise TypeError(f"allowed_tokens must be a list of token ids, got {validate.shown(ids)}; pass [5, 7], say")
-    if not listed:
-        raise ValueError("allowed_tokens is empty, so every answer would be empty; list a token, or leave it out")
+        raise TypeError(f"{name} must be a list of token ids, got {validate.shown(ids)}; pass [5, 7], say")
     if wrong := [int(one) for one in listed if not 0 <= one < vocab_size]:
-        raise ValueError(f"allowed_tokens has id {wrong[0]}, the vocabulary has {vocab_size} tokens; leave it out")
+        raise ValueError(f"{name} has id {wrong[0]}, the vocabulary has {vocab_size} tokens; leave it out")
     return [int(one) for one in listed]
 
 

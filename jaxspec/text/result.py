@@ -224,14 +224,19 @@ class RowText:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int], stop: tuple[str, ...], stop_tokens: tuple[int, ...]
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        stop: tuple[str, ...],
+        stop_tokens: tuple[int, ...],
+        shown: tuple[int, ...] = (),
     ) -> None:
         self.ids: list[int] = []
         self.spans: list[Span] = []
         self.text = ""
         self.stopped = False
-        self._tokenizer, self._prompt = tokenizer, prompt
-        self._detokenizer = Detokenizer(tokenizer, prompt)
+        self._tokenizer, self._prompt, self._shown = tokenizer, prompt, shown
+        self._detokenizer = Detokenizer(tokenizer, prompt, shown)
         self._stop_strings = StopStrings(stop)
         self._stop_tokens = frozenset(stop_tokens)
 
@@ -269,13 +274,14 @@ class RowText:
         """Counts the tokens of the result: all, or those before the stop string."""
         if not self.stopped:
             return len(self.ids)
-        text = lambda count: decode_after(self._tokenizer, self._prompt, self.ids[:count])  # noqa: E731
+        text = lambda count: decode_after(self._tokenizer, self._prompt, self.ids[:count], self._shown)  # noqa: E731
         return next((count for count in range(len(self.ids), 0, -1) if self.text.startswith(text(count))), 0)
 
 
 def new_rows(request: TextRequest) -> list[RowText]:
     """Returns an empty text for each prompt."""
-    return [RowText(request.tokenizer, ids, request.stop, request.stop_tokens) for ids in request.prompts]
+    given = (request.stop, request.stop_tokens, request.shown_tokens)
+    return [RowText(request.tokenizer, ids, *given) for ids in request.prompts]
 
 
 def collect(request: TextRequest, rows: list[RowText], generation: Generation, timing: Timing) -> list[TextResult]:

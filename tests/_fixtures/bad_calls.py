@@ -270,6 +270,7 @@ def text() -> Iterator[BadCall]:
         "max_drafts": (*NO_INTEGERS, *SMALL, [1, 2], ()),
         "allowed_tokens": (*NO_IDS, *HUGE, -1, VOCAB, [VOCAB], [1.5], [], [True]),
         "prediction": (*NO_TEXTS, [], ["a", "b"], [5], {"a": 1}),
+        "shown_tokens": (*NO_IDS, *HUGE, None, [VOCAB], [1.5], [True]),
         "alternatives": (*NO_INTEGERS, *SMALL, None, VOCAB + 1, [1]),
         "grammar": (5, b"x", object(), {}, [None, None], [5]),
         "maximum": (5,),

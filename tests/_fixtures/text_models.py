@@ -23,9 +23,9 @@ TEMPLATE = (
 LINES = ["the sea is wide and the sea is deep", "hello world, hello there", "grüße, straße, 中文 中文", "one two three"]
 
 
-def byte_level(*, chat_template=TEMPLATE, bos=None) -> Tokenizer:
-    """Returns a byte-level BPE tokenizer; unseen text takes one token per byte."""
-    special = [END, "<|system|>", "<|user|>", "<|assistant|>"]
+def byte_level(*, chat_template=TEMPLATE, bos=None, marks=()) -> Tokenizer:
+    """Returns a byte-level BPE tokenizer; unseen text takes one token per byte. Each of `marks` is a special token."""
+    special = [END, "<|system|>", "<|user|>", "<|assistant|>", *marks]
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

@@ -30,8 +30,8 @@ MUTANTS = (
     Mutant(
         "a completion loses its first space",
         "text/result.py",
-        "Detokenizer(tokenizer, prompt)",
-        "Detokenizer(tokenizer)",
+        "Detokenizer(tokenizer, prompt, shown)",
+        "Detokenizer(tokenizer, (), shown)",
         ("tests/text/test_detokenizer.py::test_the_first_space_of_a_completion_is_part_of_it",),
     ),
     Mutant(

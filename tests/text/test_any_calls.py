@@ -72,6 +72,7 @@ ALLOWED = {
     "answers": lambda x: x is None or (_integer(x) and 1 <= x < 10**6),
     "max_drafts": lambda x: x is None or _each(x, lambda n: _integer(n) and n >= 0),
     "prediction": lambda x: x is None or isinstance(x, str),
+    "shown_tokens": lambda x: isinstance(x, list) and _ids(x) and -1 not in x,
     "alternatives": lambda x: _integer(x) and 0 <= x <= bad_calls.VOCAB,
 }
 

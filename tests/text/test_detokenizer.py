@@ -159,3 +159,13 @@ def test_what_follows_a_stop_string_is_dropped():
 def test_bad_stop_strings(stops, error):
     with pytest.raises(error, match="a stop string must"):
         StopStrings(stops)
+
+
+def test_special_tokens_have_their_names_where_they_are_shown():
+    tokenizer = TOKENIZERS["byte_level"]
+    mark, end = (tokenizer.encode(name, add_special_tokens=False)[0] for name in ("<|user|>", text_models.END))
+    ids = [mark, *tokenizer.encode("the sea"), mark, end]
+    row = RowText(tokenizer, [], (), (end,), (mark,))
+    assert row.push(ids, [False] * len(ids), last=True) == "<|user|>the sea<|user|>"
+    assert [row.count(), row.spans[0].text] == [len(ids), "<|user|>"]
+    assert decode_after(tokenizer, [], ids) == "the sea"
