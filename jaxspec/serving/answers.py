@@ -3,7 +3,7 @@
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +11,8 @@ import numpy as np
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.serving.fields import Asked
+from jaxspec.serving.handle import Piece
+from jaxspec.serving.turn import Turn
 from jaxspec.text.detokenizer import token_text
 from jaxspec.text.result import Span, TextResult, merge
 
@@ -25,20 +27,22 @@ _REASONS: Mapping[str, str] = MappingProxyType(
 class Answers:
     """Writes the answer to one request.
 
-    Attributes:
-      asked: the request.
-      model: the model's name.
-      tokenizer: decodes tokens.
-      name: id of the answer.
-      created: time of the request, in seconds since 1970.
-      cached: returns the number of tokens of the prompts that were not fed.
+        Attributes:
+          asked: the request.
+          model: the model's name.
+          tokenizer: decodes tokens.
+          name: id of the answer.
+          created: time of the request, in seconds since 1970.
+          cached: returns the number of tokens of the prompts that were not fed.
 
-    Example:
-        >>> from jaxspec.serving.answers import Answers
-        >>> from jaxspec.serving.fields import Asked
-        >>> asked = Asked(chat=False, prompts=[[1]], texts=["a"], options={})
-        >>> Answers(asked, "small", target.tokenizer).chunk(0, "the")["choices"][0]["text"]
-        'the'
+        Example:
+            >>> from jaxspec.serving.answers import Answers
+            >>> from jaxspec.serving.fields import Asked
+    from jaxspec.serving.handle import Piece
+            >>> asked = Asked(chat=False, prompts=[[1]], texts=["a"], options={})
+            >>> [chunk] = Answers(asked, "small", target.tokenizer).chunks(0, "the")
+            >>> chunk["choices"][0]["text"]
+            'the'
     """
 
     asked: Asked
@@ -47,6 +51,7 @@ class Answers:
     name: str = dataclasses.field(default_factory=lambda: secrets.token_hex(12))
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
     cached: Callable[[], int] = lambda: 0
+    _turns: dict[int, Turn] = dataclasses.field(default_factory=dict)
 
     def whole(self, results: Sequence[TextResult]) -> dict[str, Any]:
         """Returns the answer as one object, with a choice for each result."""
@@ -63,21 +68,25 @@ class Answers:
         text = self.asked.texts[index // self.asked.answers] if self.asked.echo else ""
         return self._streamed([self._part(index, {"text": text}, None)]) if text else None
 
-    def chunk(
-        self, index: int, text: str, spans: Sequence[Span] = (), usage: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Returns a piece of a choice's text; `from_draft` says which parts of it were accepted drafts."""
-        part = self._part(index, self._text(text), None)
-        if spans:
-            part["from_draft"] = [[span.text, span.from_draft] for span in merge(spans)]
-        return self._streamed([part], usage)
+    def news(self, index: int, one: Piece | TextResult, usage: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Returns the objects that a piece of a choice's text, or its end, adds to a stream."""
+        if isinstance(one, TextResult):
+            return self.closing(index, one, usage)
+        return self.chunks(index, one.text, one.spans, usage)
 
-    def closing(self, index: int, result: TextResult, usage: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Returns the last object of a choice: why it ended, and what was asked for besides its text."""
-        part = self._part(index, self._text(""), _REASONS[result.stop_reason])
+    def chunks(
+        self, index: int, text: str, spans: Sequence[Span] = (), usage: Mapping[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """Returns the pieces that a text adds to a choice; `from_draft` says which parts were accepted drafts."""
+        return [self._chunk(index, *one, usage) for one in self._deltas(index, text, spans, last=False)]
+
+    def closing(self, index: int, result: TextResult, usage: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Returns the last objects of a choice: text that was held back, why it ended, and what was asked for."""
+        found = [self._chunk(index, *one, usage) for one in self._deltas(index, "", (), last=True)]
+        part = self._part(index, self._text(""), self._reason(index, result))
         if self.asked.chat:
             part["delta"] = {}
-        return self._streamed([{**part, **self._extras(result)}], usage)
+        return [*found, self._streamed([{**part, **self._extras(result)}], usage)]
 
     def counts(self, results: Sequence[TextResult]) -> dict[str, Any]:
         """Returns the object that ends a stream whose counts were asked for."""
@@ -93,12 +102,13 @@ class Answers:
     def usage_of(self, new: int) -> dict[str, Any]:
         """Returns the counts of tokens after `new` ones."""
         prompts = sum(map(len, self.asked.prompts))
+        thoughts = sum(turn.reasoning_tokens() for turn in list(self._turns.values()))
         return {
             "prompt_tokens": prompts,
             "completion_tokens": new,
             "total_tokens": prompts + new,
             "prompt_tokens_details": {"cached_tokens": self.cached()},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": thoughts},
         }
 
     def _head(self, *, streamed: bool = False) -> dict[str, Any]:
@@ -110,6 +120,34 @@ class Answers:
         counted = {"usage": usage} if usage is not None or self.asked.usage else {}
         return {**self._head(streamed=True), "choices": choices, **counted}
 
+    def _turn(self, index: int) -> Turn:
+        if index not in self._turns:
+            self._turns[index] = Turn(self.asked.conversation, reasoning=self.asked.reasoning)
+        return self._turns[index]
+
+    def _deltas(
+        self, index: int, text: str, spans: Sequence[Span], *, last: bool
+    ) -> Iterator[tuple[dict[str, Any], Sequence[Span]]]:
+        """Yields what a text adds to a choice, with the spans of its content."""
+        if not self.asked.chat:
+            yield from [(self._text(text), spans)] if text else []
+            return
+        for delta, within in self._turn(index).push(text, spans, last=last):
+            yield {"delta": delta}, within
+
+    def _chunk(
+        self, index: int, text: Mapping[str, Any], spans: Sequence[Span], usage: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        part = self._part(index, text, None)
+        if spans:
+            part["from_draft"] = [[span.text, span.from_draft] for span in merge(spans)]
+        return self._streamed([part], usage)
+
+    def _reason(self, index: int, result: TextResult) -> str:
+        """Returns why a choice ended."""
+        reason = _REASONS[result.stop_reason]
+        return "tool_calls" if reason == "stop" and self.asked.chat and self._turn(index).calls else reason
+
     def _part(self, index: int, text: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
         return {"index": index, **text, "logprobs": None, "finish_reason": reason}
 
@@ -118,10 +156,10 @@ class Answers:
 
     def _choice(self, index: int, result: TextResult) -> dict[str, Any]:
         if self.asked.chat:
-            text: dict[str, Any] = {"message": {"role": "assistant", "content": result.text}}
+            text: dict[str, Any] = {"message": self._turn(index).message(result.text, result.spans)}
         else:
             text = {"text": self.asked.texts[index // self.asked.answers] * self.asked.echo + result.text}
-        return {**self._part(index, text, _REASONS[result.stop_reason]), **self._extras(result)}
+        return {**self._part(index, text, self._reason(index, result)), **self._extras(result)}
 
     def _extras(self, result: TextResult) -> dict[str, Any]:
         """Returns the fields of a choice that were asked for: log-probabilities and token ids."""

@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from jaxspec._version import __version__
+from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import validate
 from jaxspec.serving.answers import Answers
 from jaxspec.serving.engine import Engine
@@ -145,11 +146,11 @@ class _Server:
         return await self._answer(request, read_completion)
 
     async def chat(self, request: Request) -> Any:
-        return await self._answer(request, read_chat)
+        return await self._answer(request, self._read_chat)
 
     async def tokenize(self, request: Request) -> Response:
         body = await self._body(request)
-        reader = read_chat if "messages" in body else read_completion
+        reader = self._read_chat if "messages" in body else read_completion
         ids = (await self._read(reader, {**body, "n": 1})).prompts[0]
         return JSONResponse({"count": len(ids), "max_model_len": self._engine.capacity, "tokens": ids})
 
@@ -245,10 +246,8 @@ class _Server:
                 else:
                     counts[index] += len(one.spans)
                 usage = answers.usage_of(sum(counts)) if answers.asked.each_usage else None
-                if isinstance(one, TextResult):
-                    yield answers.closing(index, one, usage)
-                else:
-                    yield answers.chunk(index, one.text, one.spans, usage)
+                for part in answers.news(index, one, usage):
+                    yield part
             if answers.asked.usage:
                 yield answers.counts([results[index] for index in range(len(handles))])
             yield _DONE
@@ -273,6 +272,9 @@ class _Server:
         reason = {"max new tokens": "length", "error": "error"}.get(result.stop_reason, "stop")
         self._metrics.ended(result, reason, time.perf_counter() - began, handle.reused_tokens)
         return result
+
+    def _read_chat(self, body: Any, tokenizer: Tokenizer) -> Asked:
+        return read_chat(body, tokenizer, self._engine.decoder.target.vocab_size)
 
     async def _read(self, reader: Callable[[Any, Any], Asked], body: Mapping[str, Any]) -> Asked:
         """Reads the fields of a request, which may encode long texts, in another thread."""

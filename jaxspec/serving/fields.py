@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.validate import shown
+from jaxspec.serving.conversation import Conversation, read_conversation
 from jaxspec.serving.errors import ApiError
 
 # The numbers of likely tokens for which there are programs.
@@ -103,7 +104,6 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "functions": "functions are not supported; leave functions out",
         "prompt_logprobs": "log-probabilities of the prompt are not supported; leave prompt_logprobs out",
         "cache_salt": "texts of all clients share a cache; leave cache_salt out",
-        "chat_template_kwargs": "chat templates take no arguments; leave chat_template_kwargs out",
     }
 )
 
@@ -125,6 +125,8 @@ class Asked:
       echo: whether the text begins with the prompt.
       top: number of likely tokens to report at each position; `None` for no log-probabilities.
       return_ids: whether the answer has token ids.
+      conversation: what a chat says about functions and thinking.
+      reasoning: whether the answer has the model's thinking.
 
     Example:
         >>> from jaxspec.serving.fields import Asked
@@ -145,6 +147,8 @@ class Asked:
     echo: bool = False
     top: int | None = None
     return_ids: bool = False
+    conversation: Conversation | None = None
+    reasoning: bool = True
 
     def seed_of(self, choice: int) -> int | None:
         """Returns the seed of a choice: answers to one prompt have successive seeds."""
@@ -173,6 +177,11 @@ class _Fields:
         if (least is not None and value < least) or (most is not None and value > most):
             raise ApiError(400, f"{full} must be between {least} and {most}, got {shown(value)}", param=full)
         return value
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that are not null."""
+        return self._values
 
     def part(self, name: str) -> "_Fields":
         """Returns the fields of an object within this one, which has none if it is absent."""
@@ -208,8 +217,8 @@ def read_completion(body: Any, tokenizer: Tokenizer) -> Asked:
     )
 
 
-def read_chat(body: Any, tokenizer: Tokenizer) -> Asked:
-    """Reads the body of `/v1/chat/completions`.
+def read_chat(body: Any, tokenizer: Tokenizer, vocab_size: int | None = None) -> Asked:
+    """Reads the body of `/v1/chat/completions`; `vocab_size` is that of the target's logits.
 
     Raises:
       ApiError: a field is wrong, or cannot be honored.
@@ -218,28 +227,26 @@ def read_chat(body: Any, tokenizer: Tokenizer) -> Asked:
     messages = fields.get("messages", _MESSAGES)
     if not messages:
         raise ApiError(400, 'messages must be a list such as [{"role": "user", "content": "Hello"}]', param="messages")
-    if fields.get("tools", _Kind("a list", lambda value: isinstance(value, list)), []) and (
-        fields.get("tool_choice", _Kind("a string or an object", lambda value: isinstance(value, str | dict))) != "none"
-    ):
-        raise ApiError(400, 'tools are not supported; leave tools out, or pass tool_choice="none"', param="tools")
-    roles = [{**message, "role": "system"} if message.get("role") == "developer" else message for message in messages]
-    opens = fields.get("add_generation_prompt", _FLAG, default=True)
-    try:
-        ids = tokenizer.apply_chat_template(roles, add_generation_prompt=opens)
-    except (TypeError, ValueError) as error:
-        raise ApiError(400, str(error), param="messages") from None
+    fields.get("add_generation_prompt", _FLAG)
+    conversation = read_conversation(fields.given, tokenizer)
     wanted = fields.get("logprobs", _FLAG, default=False)
     top = fields.get("top_logprobs", _INTEGER, 0, 0, _ALTERNATIVES[-1])
     if top and not wanted:
         raise ApiError(400, "top_logprobs needs logprobs; pass logprobs=true", param="top_logprobs")
     most = fields.get("max_tokens", _INTEGER, None, 0, 2**31 - 1)
-    return _asked(
+    asked = _asked(
         fields,
-        [(ids, "")],
+        [(conversation.ids, "")],
         tokenizer,
         chat=True,
         most=fields.get("max_completion_tokens", _INTEGER, most, 0, 2**31 - 1),
         top=top if wanted else None,
+    )
+    return dataclasses.replace(
+        asked,
+        options=conversation.options(asked.options, tokenizer, vocab_size or tokenizer.vocab_size),
+        conversation=conversation,
+        reasoning=fields.get("include_reasoning", _FLAG, default=True),
     )
 
 

@@ -96,7 +96,7 @@ WRONG = [
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "messages",
     ),
-    (CHATS, {"messages": SEA, "tools": [{"type": "function"}]}, "tools"),
+    (CHATS, {"messages": SEA, "tools": [{"type": "function"}]}, "tools[0]"),
     (CHATS, {"messages": SEA, "top_logprobs": 2}, "top_logprobs"),
     (CHATS, {"messages": SEA, "response_format": {"type": "xml"}}, "response_format.type"),
     (CHATS, {"messages": SEA, "response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),

@@ -1,0 +1,331 @@
+"""Reads calls of functions from a model's text, character by character, in the notations of several model families."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+_SPACE = " \t\r\n"
+_NAMES = ("name", "function")
+_ARGUMENTS = ("arguments", "parameters")
+# Further members of a call, whose values are dropped.
+_OTHERS = ("type", "id")
+# The largest number of characters of a name.
+_LONGEST = 256
+
+
+class CallReader(Protocol):
+    """Describes what reads one call or several.
+
+    Attributes:
+      news: what is new, oldest first: a `"name"` begins a call, pieces of its `"arguments"` follow.
+      done: whether the calls are complete.
+      failed: whether the text is not a call.
+    """
+
+    news: list[tuple[str, str]]
+    done: bool
+    failed: bool
+
+    def push(self, char: str) -> None:
+        """Adds a character."""
+        ...
+
+
+class _Value:
+    """Collects the text of one JSON value."""
+
+    def __init__(self) -> None:
+        self.text, self.ended = "", False
+        self._depth, self._quoted, self._escaped = 0, False, False
+
+    def push(self, char: str) -> bool:
+        """Adds a character; returns whether it belongs to the value."""
+        if (self.text or char)[0] not in '{["':  # a number or a word, which ends before what follows it
+            self.ended = char in ",}]" + _SPACE
+            self.text += "" if self.ended else char
+            return not self.ended
+        self.text += char
+        if self._quoted:
+            self._quoted = self._escaped or char != '"'
+            self._escaped = char == "\\" and not self._escaped
+        elif char == '"':
+            self._quoted = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+        self.ended = not self._quoted and self._depth == 0
+        return True
+
+
+class JsonCall:
+    """Reads one call, an object with a name and arguments, whose text is passed on as it was written.
+
+    Attributes:
+      news, done, failed: as in `CallReader`.
+
+    Example:
+        >>> from jaxspec.serving.calls import JsonCall
+        >>> call = JsonCall()
+        >>> for char in '{"name": "add", "arguments": {"x": 1}}':
+        ...     call.push(char)
+        >>> call.news[0], "".join(text for kind, text in call.news[1:]), call.done
+        (('name', 'add'), '{"x": 1}', True)
+    """
+
+    def __init__(self) -> None:
+        self.news: list[tuple[str, str]] = []
+        self.done = self.failed = False
+        self._key: str | None = None
+        self._value: _Value | None = None
+        self._expects = "{"
+        self._named = False
+        self._held: str | None = None  # arguments before the name
+        self._given = False
+
+    def push(self, char: str) -> None:
+        """Adds a character."""
+        if self.done or self.failed:
+            return
+        if self._value is not None and self._take(self._value, char):
+            return
+        if char in _SPACE:
+            return
+        if self._expects == ":" and char == ":":
+            self._expects = "value"
+        elif self._expects in ("key", "value"):
+            self._begin(char)
+        elif (self._expects, char) in (("{", "{"), (",", ",")):
+            self._expects = "key"
+        elif self._expects == "," and char == "}":
+            self._close()
+        else:
+            self._fail()
+
+    def _begin(self, char: str) -> None:
+        if self._expects == "key" and char != '"':
+            self._close() if char == "}" else self._fail()
+            return
+        if char in ",:}]":
+            self._fail()
+            return
+        self._value = _Value()
+        self._take(self._value, char)
+
+    def _take(self, value: _Value, char: str) -> bool:
+        """Adds a character to the key or value; returns whether it belongs to it."""
+        belongs = value.push(char)
+        streams = self._expects == "value" and self._key in _ARGUMENTS and value.text[0] == "{"
+        if streams and belongs:
+            self._pass_on(char)
+        if value.ended:
+            self._value = None
+            self._finish(value.text, streamed=streams)
+        return belongs
+
+    def _finish(self, text: str, *, streamed: bool) -> None:
+        """Ends a key or a value."""
+        try:
+            found = None if streamed else json.loads(text)
+        except (ValueError, RecursionError):
+            self._fail()
+            return
+        if self._expects == "key":
+            self._key, self._expects = found, ":"
+            if self._key not in (*_NAMES, *_ARGUMENTS, *_OTHERS):
+                self._fail()
+            return
+        self._expects = ","
+        if self._key in _ARGUMENTS and not streamed:
+            self._other_arguments(found)
+        elif self._key in _NAMES:
+            if not isinstance(found, str) or not found or self._named:
+                self._fail()
+                return
+            self._named = True
+            self.news.append(("name", found))
+            if self._held is not None:
+                self.news.append(("arguments", self._held))
+
+    def _other_arguments(self, found: Any) -> None:
+        """Takes arguments that are no object: none, or the text of an object."""
+        if isinstance(found, str):
+            try:
+                inner = json.loads(found)
+            except (ValueError, RecursionError):
+                inner = None
+            if isinstance(inner, dict):
+                self._pass_on(found)
+                return
+        if found is not None and found != "":
+            self._fail()
+
+    def _pass_on(self, text: str) -> None:
+        self._given = True
+        if self._named:
+            self.news.append(("arguments", text))
+        else:
+            self._held = (self._held or "") + text
+
+    def _close(self) -> None:
+        if not self._named:
+            self._fail()
+            return
+        self.done = True
+        if not self._given:
+            self.news.append(("arguments", "{}"))
+
+    def _fail(self) -> None:
+        """Gives up; a call whose name was passed on has ended instead."""
+        self.done, self.failed = self._named, not self._named
+
+
+class ListedCalls:
+    """Reads what follows `[TOOL_CALLS]`: a list of calls, or a name, `[ARGS]` and arguments.
+
+    Attributes:
+      news, done, failed: as in `CallReader`.
+
+    Example:
+        >>> from jaxspec.serving.calls import ListedCalls
+        >>> calls = ListedCalls()
+        >>> for char in 'add[ARGS]{"x": 1}':
+        ...     calls.push(char)
+        >>> calls.news[0], calls.done
+        (('name', 'add'), True)
+    """
+
+    def __init__(self) -> None:
+        self.news: list[tuple[str, str]] = []
+        self.done = self.failed = False
+        self._call: JsonCall | None = None
+        self._value: _Value | None = None
+        self._name: str | None = None
+        self._count = 0
+
+    def push(self, char: str) -> None:
+        """Adds a character."""
+        if self.done or self.failed:
+            return
+        if self._call is not None:
+            self._listed(self._call, char)
+        elif self._value is not None:
+            if self._value.push(char):
+                self.news.append(("arguments", char))
+            self.done = self._value.ended
+        elif self._name is None and char == "[":
+            self._call = JsonCall()
+        elif self._name is not None or char not in _SPACE:
+            self._named(char)
+
+    def _named(self, char: str) -> None:
+        """Adds a character of a name or of the marks after it."""
+        if char != "{":
+            self._name = (self._name or "") + char
+            self.failed = len(self._name) > _LONGEST
+            return
+        name = (self._name or "").replace("[CALL_ID]", "[ARGS]").split("[ARGS]")[0].strip()
+        self.failed = not name
+        if name:
+            self._value = _Value()
+            self._value.push(char)
+            self.news += [("name", name), ("arguments", char)]
+
+    def _listed(self, call: JsonCall, char: str) -> None:
+        """Adds a character of a list of calls."""
+        if call.done:
+            if char == ",":
+                self._call = JsonCall()
+            self.done = char == "]"
+            return
+        if char == "]" and not call.news and self._count == 0 and not call.failed:
+            self.failed = True  # an empty list
+            return
+        before = len(call.news)
+        call.push(char)
+        self.news += call.news[before:]
+        self._count += call.done
+        self.failed = call.failed and self._count == 0
+        self.done = call.failed and self._count > 0
+
+
+class TaggedCall:
+    """Reads `<function=name><parameter=key>value</parameter></function>`; each argument comes as a whole.
+
+    Attributes:
+      news, done, failed: as in `CallReader`.
+
+    Example:
+        >>> from jaxspec.serving.calls import TaggedCall
+        >>> call = TaggedCall({})
+        >>> for char in "<function=add><parameter=x>1</parameter></function>":
+        ...     call.push(char)
+        >>> call.news
+        [('name', 'add'), ('arguments', '{"x": 1'), ('arguments', '}')]
+    """
+
+    def __init__(self, schemas: Mapping[str, Any]) -> None:
+        """Takes the schema of the arguments of each function, by name, which says what is text."""
+        self.news: list[tuple[str, str]] = []
+        self.done = self.failed = False
+        self._schemas = schemas
+        self._text = ""
+        self._name: str | None = None
+        self._key: str | None = None
+        self._count = 0
+
+    def push(self, char: str) -> None:
+        """Adds a character."""
+        if self.done or self.failed:
+            return
+        self._text += char
+        if self._key is not None:
+            if self._text.endswith("</parameter>"):
+                self._argument(self._key, self._text.removesuffix("</parameter>"))
+                self._key, self._text = None, ""
+        elif char == ">":
+            self._tag(self._text.strip())
+            self._text = ""
+        else:
+            start = self._text.lstrip()[:1]
+            self.failed = self._name is None and (start not in ("", "<") or len(self._text) > _LONGEST)
+
+    def _tag(self, tag: str) -> None:
+        if self._name is None and tag.startswith("<function=") and len(tag) > len("<function=>"):
+            self._name = tag.removeprefix("<function=")[:-1].strip()
+            self.news.append(("name", self._name))
+        elif self._name is None:
+            self.failed = True
+        elif tag.startswith("<parameter="):
+            self._key = tag.removeprefix("<parameter=")[:-1].strip()
+        elif tag == "</function>":
+            self.news.append(("arguments", "}" if self._count else "{}"))
+            self.done = True
+
+    def _argument(self, key: str, text: str) -> None:
+        text = text.removeprefix("\n").removesuffix("\n")
+        value = text if self._is_text(key) else _read(text)
+        before = ", " if self._count else "{"
+        self.news.append(("arguments", f"{before}{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}"))
+        self._count += 1
+
+    def _is_text(self, key: str) -> bool:
+        """Returns whether the schema says that an argument is a text."""
+        schema = self._schemas.get(self._name or "")
+        found = (schema if isinstance(schema, dict) else {}).get("properties")
+        one = found.get(key) if isinstance(found, dict) else None
+        if not isinstance(one, dict) or "type" in one:
+            return isinstance(one, dict) and one["type"] == "string"
+        listed = one.get("enum", [one.get("const")])
+        return isinstance(listed, list) and all(isinstance(value, str) for value in listed)
+
+
+def _read(text: str) -> Any:
+    """Returns the value of a text, in the notation of JSON or, for three words, of Python; or the text."""
+    words = {"True": True, "False": False, "None": None}
+    if text.strip() in words:
+        return words[text.strip()]
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

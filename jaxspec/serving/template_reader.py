@@ -1,0 +1,131 @@
+"""Reads a model's text as its tokenizer's response template says, with the parser of transformers."""
+
+import functools
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.serving.reader import Delta, Reader, merged
+
+_LOGGER = logging.getLogger("jaxspec")
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+
+
+class TemplateReader(Reader):
+    """Reads one text; has the methods of `Reader`. Deltas have no place in the text, so it is -1.
+
+    A call comes as a whole. Text that the template cannot read is content.
+    """
+
+    def __init__(
+        self,
+        template: Mapping[str, Any],
+        prompt: str,
+        tools: Sequence[Mapping[str, Any]] | None,
+        most_calls: int | None = None,
+    ) -> None:
+        """Takes the template, the text of the prompt, and the functions.
+
+        Raises:
+          ValueError: the parser does not take the template.
+        """
+        super().__init__(most_calls=most_calls)
+        self._parser = _parser_class()(dict(template), prefix=prompt, tools=None if tools is None else list(tools))
+        self._region: str | None = None
+        self._text, self._new = "", True
+        self._within, self._space = "", ""
+        opened: list[Delta] = []
+        for event in self._parser.initial_events:
+            self._take_event(event, opened)
+        self._within = ""
+
+    @property
+    def thinks(self) -> bool:
+        return self._region in _REASONING
+
+    def push(self, text: str, *, last: bool = False) -> list[Delta]:
+        found: list[Delta] = []
+        self._text += text
+        if self._parser is None:
+            found.append(Delta("content", text, -1))
+            return merged([one for one in found if one.text])
+        try:
+            events = self._parser.feed(text)
+            for event in events:
+                self._take_event(event, found)
+            if last:
+                for event in self._parser.finalize()[1]:
+                    self._take_event(event, found)
+        except Exception as error:  # the parser raises what its parts do
+            _LOGGER.info("a text does not keep to the response template: %s", error)
+            at = self._text.rfind(self._within) if self._within else len(self._text) - len(text)
+            found.append(Delta("content", self._text[at:], -1))
+            self._parser, self._region = None, None
+        return merged(self._few(one for one in found if one.text))
+
+    def _take_event(self, event: Mapping[str, Any], found: list[Delta]) -> None:
+        name = event["field"]
+        calls = name == "tool_calls"
+        if event["type"] == "region_open":
+            self._region, self._within, self._space, self._new = name, "", "", True
+        elif event["type"] == "region_chunk":
+            self._within += event["text"] if calls else ""
+            if not calls:
+                self._pass_on(found, "reasoning" if name in _REASONING else "content", event["text"])
+        else:
+            if name in _REASONING:
+                self.thought = len(self._text)
+            elif calls:
+                found += _call(event["value"])
+            elif self._space:
+                found.append(Delta("content", self._space, -1))
+            self._region, self._within = None, ""
+
+    def _pass_on(self, found: list[Delta], kind: str, text: str) -> None:
+        """Passes on a piece of a region, without new lines around thinking and before content."""
+        text = self._space + (text.lstrip("\n") if self._new else text)
+        kept = text.rstrip("\n")
+        self._space, self._new = text[len(kept) :], self._new and not kept
+        if kept:
+            found.append(Delta(kind, kept, -1))
+
+
+def _call(value: Any) -> list[Delta]:
+    """Returns the deltas of one call, or of a list of them."""
+    if isinstance(value, list):
+        return [delta for one in value for delta in _call(one)]
+    function = value.get("function", value) if isinstance(value, dict) else {}
+    name, arguments = function.get("name"), function.get("arguments", function.get("parameters"))
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"a call has no name: {value!r:.200}")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    return [Delta("name", name), Delta("arguments", text)]
+
+
+def _parser_class() -> Any:
+    from transformers.utils.chat_parsing import ResponseParser
+
+    return ResponseParser
+
+
+@functools.lru_cache(maxsize=8)
+def usable_template(tokenizer: Tokenizer) -> Mapping[str, Any] | None:
+    """Returns a tokenizer's response template; `None` if there is none, or none that this transformers reads."""
+    template = tokenizer.response_template
+    if template is None:
+        return None
+    try:
+        TemplateReader(template, "", None)
+    except Exception as error:  # an older version of the library, or a template for a newer one
+        _LOGGER.warning("the tokenizer's response_template is not used: %s", error)
+        return None
+    return template
+
+
+@functools.lru_cache(maxsize=8)
+def special_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the special tokens that end no text: a response template may name any of them."""
+    ends = set(tokenizer.eos_token_ids)
+    return tuple(index for index in range(tokenizer.vocab_size) if tokenizer.is_special(index) and index not in ends)

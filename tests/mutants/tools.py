@@ -1,0 +1,77 @@
+"""Faults of functions and thinking in chats."""
+
+from tests.mutants.mutant import Mutant
+
+_THINKING, _READER, _CONVERSATION = (
+    "tests/grammar/test_thinking.py",
+    "tests/serving/test_reader.py",
+    "tests/serving/test_conversation.py",
+)
+_FREE = f"{_THINKING}::test_all_tokens_may_come_until_the_end_and_then_those_of_the_grammar"
+_PARTS = f"{_READER}::test_texts_have_their_parts"
+
+MUTANTS = (
+    Mutant(
+        "the grammar does not begin after the thinking",
+        "grammar/thinking.py",
+        "np.where(to == thinking.over, start, ",
+        "np.where(to == thinking.over, used, ",
+        (_FREE,),
+    ),
+    Mutant(
+        "the host's thinking has no end",
+        "grammar/thinking.py",
+        "self._path.append((_WITHIN if after == self._thinking.over else after, False))",
+        "self._path.append((min(after, self._thinking.over - 1), False))",
+        (_FREE,),
+    ),
+    Mutant(
+        "drafts within the grammar stay",
+        "grammar/thinking.py",
+        "self._inner.rollback(sum(taken))",
+        "pass",
+        (f"{_THINKING}::test_drafts_are_taken_back",),
+    ),
+    Mutant(
+        "a model cannot begin to think",
+        "grammar/thinking.py",
+        "following[begins] = np.where(is_start[first], used, following[start])",
+        "following[begins] = following[start]",
+        (f"{_THINKING}::test_a_model_may_begin_to_think_or_to_answer",),
+    ),
+    Mutant(
+        "the budget counts tokens before the thinking",
+        "grammar/budget.py",
+        "counts = (self._thinks(at) & (token >= 0)).astype(jnp.int32)",
+        "counts = (token >= 0).astype(jnp.int32)",
+        (f"{_THINKING}::test_a_budget_forces_the_end",),
+    ),
+    Mutant(
+        "a mark that comes in two pieces is content",
+        "serving/reader.py",
+        "return len(text[: len(text) - next(sizes, 0)].rstrip(space))",
+        "return len(text)",
+        (_PARTS,),
+    ),
+    Mutant(
+        "an escaped quote ends a string",
+        "serving/calls.py",
+        'self._escaped = char == "\\\\" and not self._escaped',
+        "self._escaped = False",
+        (_PARTS,),
+    ),
+    Mutant(
+        "a grammar holds within the thinking",
+        "serving/conversation.py",
+        'if grammar and start != "":',
+        "if False:",
+        (f"{_CONVERSATION}::test_a_grammar_and_a_budget_wait_for_the_thinking",),
+    ),
+    Mutant(
+        "one call is as many as any",
+        "serving/conversation.py",
+        "most_calls = None if self.tools.several else 1",
+        "most_calls = None",
+        (f"{_CONVERSATION}::test_the_number_of_calls_is_limited",),
+    ),
+)

@@ -1,0 +1,220 @@
+"""Functions and thinking of a chat: the prompt, the grammar of calls, and errors that name the field."""
+
+import json
+
+import pytest
+
+from jaxspec.grammar import Grammar
+from jaxspec.serving.errors import ApiError
+from jaxspec.serving.families import family_of, tags_of
+from jaxspec.serving.fields import read_chat
+from jaxspec.serving.turn import Turn
+from jaxspec.text.result import Span
+from tests._fixtures import scripted, text_models
+from tests._fixtures.grammars import follower, takes
+
+TOKENIZER = scripted.tokenizer()
+NUMBER = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": NUMBER}}
+NOW = {"type": "function", "function": {"name": "now"}}
+SEA = [{"role": "user", "content": "the sea"}]
+CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"x": 7}'}}
+NAMED = {"type": "function", "function": {"name": "add"}}
+
+
+def read(tokenizer=TOKENIZER, **body):
+    return read_chat({"messages": SEA, **body}, tokenizer)
+
+
+def prompt(asked):
+    return TOKENIZER.decode(asked.prompts[0], skip_special_tokens=False)
+
+
+def test_functions_and_earlier_calls_are_in_the_prompt():
+    turns = [
+        *SEA,
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "8"}]},
+    ]
+    asked = read_chat({"messages": turns, "tools": [ADD, NOW]}, TOKENIZER)
+    assert prompt(asked) == (
+        "<|system|>add now <tool_call><|end|><|user|>the sea<|end|><|assistant|>7<|end|><|tool|>8<|end|><|assistant|>"
+    )
+    assert prompt(read(tools=[ADD], tool_choice="none")).startswith("<|system|>add")
+    assert prompt(read(chat_template_kwargs={"open": True})).endswith("<|assistant|><think>\n")
+    assert prompt(read(reasoning_effort="none")).endswith("<think>\n\n</think>\n\n")
+    assert prompt(read(reasoning_effort="high", chat_template_kwargs={"enable_thinking": False})).endswith(
+        "</think>\n\n"
+    )
+
+
+WRONG = [
+    ({"tools": []}, "tools"),
+    ({"tools": "add"}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0]"),
+    ({"tools": [ADD, {"type": "other", "function": {"name": "f"}}]}, "tools[1]"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+    ({"tools": [ADD, ADD]}, "tools[1].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 3}}]}, "tools[0].function.parameters"),
+    ({"tools": [ADD], "tool_choice": "always"}, "tool_choice"),
+    ({"tools": [ADD], "tool_choice": 3}, "tool_choice"),
+    ({"tools": [ADD], "tool_choice": {"function": {"name": "now"}}}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [ADD], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+    ({"reasoning_effort": "extreme"}, "reasoning_effort"),
+    ({"chat_template_kwargs": "x"}, "chat_template_kwargs"),
+    ({"thinking_token_budget": -2}, "thinking_token_budget"),
+    ({"thinking_token_budget": True}, "thinking_token_budget"),
+    ({"include_reasoning": 1}, "include_reasoning"),
+    ({"tools": [ADD], "structured_outputs": {"grammar": 'start: "a"'}}, "structured_outputs.grammar"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages"),
+    ({"messages": [{"role": "assistant", "tool_calls": {"id": "a"}}]}, "messages"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+        "messages",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), WRONG)
+def test_what_cannot_be_honored_names_its_field(body, param):
+    with pytest.raises(ApiError) as found:
+        read(**body)
+    assert (found.value.status, found.value.param) == (400, param)
+
+
+def test_a_template_without_functions_or_thinking_says_so():
+    plain = text_models.byte_level()
+    with pytest.raises(ApiError, match="no place for tools") as found:
+        read(plain, tools=[ADD])
+    assert found.value.param == "tools"
+    unknown = text_models.byte_level(chat_template="{{ tools }} <calls>")
+    with pytest.raises(ApiError, match="Hermes"):
+        read(unknown, tools=[ADD])
+    with pytest.raises(ApiError, match="no tags"):
+        read(plain, thinking_token_budget=3)
+    assert read(plain, tools=[ADD], tool_choice="none").prompts == read(plain).prompts
+    assert read(plain).conversation.reader() is None
+    several = text_models.byte_level(chat_template=scripted.TEMPLATE)
+    with pytest.raises(ApiError, match="several tokens"):
+        read(several, thinking_token_budget=3)
+    assert read(several, response_format={"type": "json_object"}).options["schema"]
+
+
+# A template of each family, a call, and one with wrong arguments.
+CALLS = [
+    (
+        "tools <tool_call>",
+        '<tool_call>\n{"name": "add", "arguments": {"x":1}}\n</tool_call>',
+        '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>',
+    ),
+    (
+        'tools <|start_header_id|> "parameters"',
+        '{"name": "add", "parameters": {"x":1}}',
+        '{"name": "add", "parameters": {"x":"1"}}',
+    ),
+    (
+        "tools [TOOL_CALLS]",
+        '[TOOL_CALLS][{"name": "add", "arguments": {"x":1}}]',
+        '[TOOL_CALLS][{"name": "sub", "arguments": {"x":1}}]',
+    ),
+    (
+        "tools [TOOL_CALLS] [",
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"x":1}}, {"name": "now", "arguments": {}}]',
+        "[TOOL_CALLS] []",
+    ),
+    ("tools [TOOL_CALLS] [ARGS]", '[TOOL_CALLS]add[ARGS]{"x":1}[TOOL_CALLS]now[ARGS]{}', "[TOOL_CALLS]add[ARGS]{}"),
+    (
+        "tools <TOOLCALL>[",
+        '<TOOLCALL>[{"name": "add", "arguments": {"x":1}}, {"name": "now", "arguments": {}}]</TOOLCALL>',
+        "<TOOLCALL>[]</TOOLCALL>",
+    ),
+    (
+        "tools <tool_call></tool_call> <tool_calls>[",
+        '<tool_calls>[{"name": "add", "arguments": {"x":1}}]</tool_calls>',
+        '<tool_calls>[{"name": "add", "arguments": {"x":1}}]',
+    ),
+    (
+        "tools <tool_call> <function=",
+        "<tool_call>\n<function=add>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=add>\n</function>\n</tool_call>",
+    ),
+]
+
+
+@pytest.mark.parametrize(("template", "good", "bad"), CALLS)
+def test_required_calls_keep_to_the_schemas(template, good, bad):
+    """Texts that the grammar takes are read."""
+    tokenizer = text_models.byte_level(chat_template=template)
+    asked = read(tokenizer, tools=[ADD, NOW], tool_choice="required")
+    host = follower(asked.options["grammar"])
+    assert takes(host, good) and not takes(host, bad) and not takes(host, "the sea")
+    message = Turn(asked.conversation).message(good)
+    assert message["content"] is None and message["tool_calls"][0]["function"]["name"] == "add"
+    assert [json.loads(one["function"]["arguments"]) for one in message["tool_calls"]] in ([{"x": 1}], [{"x": 1}, {}])
+    assert len({one["id"] for one in message["tool_calls"]}) == len(message["tool_calls"])
+    assert len(message["tool_calls"][0]["id"]) == (9 if "TOOL_CALLS" in template else 29)
+    named = follower(read(tokenizer, tools=[ADD, NOW], tool_choice=NAMED).options["grammar"])
+    assert takes(named, good) == ("now" not in good)
+
+
+def test_the_number_of_calls_is_limited():
+    one = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    several = read(tools=[NOW], tool_choice="required", reasoning_effort="none")
+    single = read(tools=[NOW], tool_choice="required", reasoning_effort="none", parallel_tool_calls=False)
+    for asked, count in ((several, 2), (single, 1)):
+        assert takes(follower(asked.options["grammar"]), f"{one}\n{one}") == (count == 2)
+        assert len(Turn(asked.conversation).message(f"{one}\n{one}")["tool_calls"]) == count
+
+
+def test_a_schema_holds_for_an_answer_without_calls():
+    form = {"type": "json_schema", "json_schema": {"schema": {"enum": ["yes"]}}}
+    asked = read(tools=[NOW], response_format=form, reasoning_effort="none")
+    host = follower(asked.options["grammar"])
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    assert [takes(host, text) for text in ('"yes"', call, "yes", f'{call}"yes"')] == [True, True, False, False]
+
+
+def test_a_grammar_and_a_budget_wait_for_the_thinking():
+    form = {"structured_outputs": {"regex": "[0-9]"}, "thinking_token_budget": 5}
+    asked = read(**form)
+    assert asked.options["grammar"] == Grammar.after_thinking(Grammar.regex("[0-9]"), start="<think>")
+    opened = read(**form, chat_template_kwargs={"open": True})
+    assert opened.options["grammar"] == Grammar.after_thinking(Grammar.regex("[0-9]"))
+    assert int(opened.options["processors"][0].budget) == 5 and opened.conversation.opened
+    skipped = read(**form, reasoning_effort="none")
+    assert skipped.options["regex"] == "[0-9]" and "processors" not in skipped.options
+    assert "processors" not in read(thinking_token_budget=-1).options
+    names = [TOKENIZER.decode([one], skip_special_tokens=False) for one in asked.options["shown_tokens"]]
+    assert names == ["<think>", "</think>"]
+
+
+def test_families_are_found_by_their_templates():
+    assert family_of("no calls") is None and family_of("<tool_call> <arg_key>") is None
+    assert tags_of("no thinking") is None
+    for template, *_ in CALLS:
+        assert family_of(template) is not None
+
+
+def test_spans_and_counts_belong_to_the_content():
+    turn = Turn(read().conversation)
+    pieces = [("<think>", False), ("so", True), ("</think>", False), ("\n\nthe", True), (" sea", False), ("!", True)]
+    found = []
+    for text, drafted in pieces:
+        found += turn.push(text, [Span(text, drafted, True)])
+    found += turn.push("", last=True)
+    assert [delta for delta, _ in found] == [
+        {"reasoning": "so", "reasoning_content": "so"},
+        {"content": "the"},
+        {"content": " sea"},
+        {"content": "!"},
+    ]
+    assert [[(span.text, span.from_draft) for span in spans] for _, spans in found] == [
+        [],
+        [("the", True)],
+        [(" sea", False)],
+        [("!", True)],
+    ]
+    assert turn.reasoning_tokens() == 3
+    hidden = Turn(read().conversation, reasoning=False)
+    assert hidden.message("<think>so</think>yes") == {"role": "assistant", "content": "yes"}
