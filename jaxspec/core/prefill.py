@@ -128,6 +128,12 @@ class Chunks:
         self, index: Int[Array, ""], cache: Cache, hidden: tuple[Float[Array, "b s d"], ...]
     ) -> tuple[Cache, tuple[Float[Array, "b s d"], ...]]:
         """Feeds a chunk; returns the cache, in which surplus tokens may follow the goal, and the states."""
+        return self.feed_with_logits(index, cache, hidden)[:2]
+
+    def feed_with_logits(
+        self, index: Int[Array, ""], cache: Cache, hidden: tuple[Float[Array, "b s d"], ...]
+    ) -> tuple[Cache, tuple[Float[Array, "b s d"], ...], Float[Array, "b t v"]]:
+        """Does what `feed` does, and returns the logits too; nothing computes them where they are not used."""
         model, chunk, slots, start = self.model, self.size, self.tokens.shape[1], self.start(index)
         if self.held is None:
             cache = before_chunk(model, cache, jnp.full_like(self.goal, start))
@@ -141,7 +147,8 @@ class Chunks:
             jax.lax.dynamic_update_slice_in_dim(buffer, new, start, axis=1)
             for buffer, new in zip(hidden, output.hidden, strict=True)
         )
-        return after_chunk(model, cache.append(output.entries), lambda: start + chunk, self.goal), hidden
+        cache = after_chunk(model, cache.append(output.entries), lambda: start + chunk, self.goal)
+        return cache, hidden, output.logits
 
 
 def room_for(model: Model, width: int) -> int:

@@ -25,6 +25,7 @@ from jaxspec.core.state import Context, GenerationState
 from jaxspec.core.validate import is_concrete, to_int32
 from jaxspec.decoding.begin import begin, read_by_drafter
 from jaxspec.decoding.options import Arguments, RowKeywords, TokenIds
+from jaxspec.decoding.prompt_scores import PromptScores
 from jaxspec.decoding.slots import row_arguments
 from jaxspec.drafters import bounded
 from jaxspec.drafters.base import Drafter, NoDrafter
@@ -99,32 +100,45 @@ def feed_some(target: Model, drafter: Drafter | None, feeding: Feeding, chunks: 
     validate.instance("feeding", feeding, Feeding, "pass the result of begin_feeding or of feed_some")
     if is_concrete(chunks):
         validate.counts("feed_some", chunks=int(chunks))
+    return feed_scored(target, drafter, feeding, None, chunks)[0]
+
+
+def feed_scored(
+    target: Model,
+    drafter: Drafter | None,
+    feeding: Feeding,
+    scores: PromptScores | None,
+    chunks: Int[Array, ""] | int,
+) -> tuple[Feeding, PromptScores | None]:
+    """Does what `feed_some` does, and adds the log-probabilities of the prompt's tokens to `scores`."""
     drafter, row, width = NoDrafter() if drafter is None else drafter, feeding.row, feeding.width
     text = Chunks.of(target, row.tokens[:, :width], row.length - 1, drafter.capture)
 
     def feed(index, carry):
-        cache, hidden, drafter_state = carry
-        cache, hidden = text.feed(index, cache, hidden)
+        cache, hidden, drafter_state, scores = carry
+        cache, hidden, logits = text.feed_with_logits(index, cache, hidden)
+        scores = None if scores is None else scores.put(text, index, logits)
         end = jnp.minimum(text.start(index) + text.size, text.goal)
         cache = cache.truncate(end)
         if feeding.by_chunk:
             prefilled = Prefilled(cache, hidden)
             span = _Span(text, index, feeding.reused, width)
             drafter_state = _read_chunk(drafter, drafter_state, row.context.of(target), prefilled, span)
-        return cache, hidden, drafter_state
+        return cache, hidden, drafter_state, scores
 
     stop = jnp.minimum(feeding.fed + to_int32(chunks), feeding.fed + feeding.left)
-    carry = row.cache, feeding.hidden, row.drafter_state
+    carry = row.cache, feeding.hidden, row.drafter_state, scores
     with traced_for(target), jax.named_scope("prefill"):
-        cache, hidden, drafter_state = jax.lax.fori_loop(feeding.fed, stop, feed, carry)
+        cache, hidden, drafter_state, scores = jax.lax.fori_loop(feeding.fed, stop, feed, carry)
     context = dataclasses.replace(row.context, cache=cache)
-    return dataclasses.replace(
+    fed = dataclasses.replace(
         feeding,
         row=dataclasses.replace(row, context=context, drafter_state=drafter_state),
         hidden=hidden,
         fed=stop,
         left=feeding.left + feeding.fed - stop,
     )
+    return fed, scores
 
 
 def ready(target: Model, drafter: Drafter | None, feeding: Feeding) -> GenerationState:

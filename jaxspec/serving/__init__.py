@@ -9,6 +9,7 @@ with _epy.lazy_api_imports(globals()):
         feed_some as feed_some,
         ready as ready,
     )
+    from jaxspec.decoding.prompt_scores import PromptScores as PromptScores
     from jaxspec.decoding.reuse import held_tokens as held_tokens, reuse as reuse
     from jaxspec.decoding.slots import (
         Advance as Advance,
@@ -23,4 +24,9 @@ with _epy.lazy_api_imports(globals()):
     from jaxspec.serving.app import build_app as build_app
     from jaxspec.serving.completion import complete as complete, complete_file as complete_file
     from jaxspec.serving.engine import Engine as Engine
-    from jaxspec.serving.handle import CancelledError as CancelledError, Handle as Handle, Piece as Piece
+    from jaxspec.serving.handle import (
+        CancelledError as CancelledError,
+        Handle as Handle,
+        Piece as Piece,
+        QueueFullError as QueueFullError,
+    )

@@ -1,6 +1,7 @@
 """Writes the JSON objects that OpenAI's clients read: completions, chats, pieces of streams, and counts of tokens."""
 
 import dataclasses
+import functools
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.decoding.prompt_scores import PromptScores
 from jaxspec.serving.fields import Asked
 from jaxspec.serving.handle import Piece
 from jaxspec.serving.turn import Turn
@@ -27,22 +29,22 @@ _REASONS: Mapping[str, str] = MappingProxyType(
 class Answers:
     """Writes the answer to one request.
 
-        Attributes:
-          asked: the request.
-          model: the model's name.
-          tokenizer: decodes tokens.
-          name: id of the answer.
-          created: time of the request, in seconds since 1970.
-          cached: returns the number of tokens of the prompts that were not fed.
+    Attributes:
+      asked: the request.
+      model: the model's name.
+      tokenizer: decodes tokens.
+      name: id of the answer.
+      created: time of the request, in seconds since 1970.
+      cached: returns the number of tokens of the prompts that were not fed.
+      scores: returns the log-probabilities of a choice's prompt, if they were asked for.
 
-        Example:
-            >>> from jaxspec.serving.answers import Answers
-            >>> from jaxspec.serving.fields import Asked
-    from jaxspec.serving.handle import Piece
-            >>> asked = Asked(chat=False, prompts=[[1]], texts=["a"], options={})
-            >>> [chunk] = Answers(asked, "small", target.tokenizer).chunks(0, "the")
-            >>> chunk["choices"][0]["text"]
-            'the'
+    Example:
+        >>> from jaxspec.serving.answers import Answers
+        >>> from jaxspec.serving.fields import Asked
+        >>> asked = Asked(chat=False, prompts=[[1]], texts=["a"], options={})
+        >>> [chunk] = Answers(asked, "small", target.tokenizer).chunks(0, "the")
+        >>> chunk["choices"][0]["text"]
+        'the'
     """
 
     asked: Asked
@@ -51,6 +53,7 @@ class Answers:
     name: str = dataclasses.field(default_factory=lambda: secrets.token_hex(12))
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
     cached: Callable[[], int] = lambda: 0
+    scores: Callable[[int], PromptScores | None] = lambda _: None
     _turns: dict[int, Turn] = dataclasses.field(default_factory=dict)
 
     def whole(self, results: Sequence[TextResult]) -> dict[str, Any]:
@@ -59,6 +62,8 @@ class Answers:
         found = {**self._head(), "choices": choices, "usage": self.usage(results)}
         if len(results) == 1:
             found["metrics"] = {"speculative_decoding": speculation(results[0]), **_times(results[0])}
+        if self.asked.chat and self.asked.prompt_top is not None:
+            found["prompt_logprobs"] = self._prompt_log_probs(0)
         return found
 
     def opening(self, index: int) -> dict[str, Any] | None:
@@ -86,7 +91,7 @@ class Answers:
         part = self._part(index, self._text(""), self._reason(index, result))
         if self.asked.chat:
             part["delta"] = {}
-        return [*found, self._streamed([{**part, **self._extras(result)}], usage)]
+        return [*found, self._streamed([{**part, **self._extras(index, result)}], usage)]
 
     def counts(self, results: Sequence[TextResult]) -> dict[str, Any]:
         """Returns the object that ends a stream whose counts were asked for."""
@@ -159,27 +164,55 @@ class Answers:
             text: dict[str, Any] = {"message": self._turn(index).message(result.text, result.spans)}
         else:
             text = {"text": self.asked.texts[index // self.asked.answers] * self.asked.echo + result.text}
-        return {**self._part(index, text, self._reason(index, result)), **self._extras(result)}
+        return {**self._part(index, text, self._reason(index, result)), **self._extras(index, result)}
 
-    def _extras(self, result: TextResult) -> dict[str, Any]:
+    def _extras(self, index: int, result: TextResult) -> dict[str, Any]:
         """Returns the fields of a choice that were asked for: log-probabilities and token ids."""
         found: dict[str, Any] = {"seed": result.seed}
         if self.asked.top is not None:
-            found["logprobs"] = self._chat_log_probs(result) if self.asked.chat else self._log_probs(result)
+            found["logprobs"] = self._chat_log_probs(result) if self.asked.chat else self._log_probs(index, result)
+        if self.asked.prompt_top is not None and not self.asked.chat:
+            found["prompt_logprobs"] = self._prompt_log_probs(index)
         if self.asked.return_ids:
             found["token_ids"] = list(result.token_ids)
         return found
 
-    def _log_probs(self, result: TextResult) -> dict[str, Any]:
-        texts = [token_text(self.tokenizer, token) for token in result.token_ids]
-        likely = [self._likely(result, place) for place in range(len(texts))]
-        ends = np.cumsum([0, *map(len, texts)]).tolist()
+    def _log_probs(self, index: int, result: TextResult) -> dict[str, Any]:
+        ids, values = list(result.token_ids), [*map(_finite, result.log_probs)]
+        best = [self._best(self._likely(result, place)) for place in range(len(ids))]
+        if self.asked.echo:
+            prompt, likely = self._of_prompt(index, self.asked.top or 0)
+            ids = [*prompt, *ids]
+            values = [None, *(dict(one)[token] for one, token in zip(likely, prompt[1:], strict=True)), *values]
+            best = [None, *map(self._best, likely), *best]
+        texts = [token_text(self.tokenizer, token) for token in ids]
         return {
             "tokens": texts,
-            "token_logprobs": [_finite(value) for value in result.log_probs],
-            "top_logprobs": [self._best(each) for each in likely] if self.asked.top else None,
-            "text_offset": ends[:-1],
+            "token_logprobs": values,
+            "top_logprobs": best if self.asked.top else None,
+            "text_offset": np.cumsum([0, *map(len, texts)]).tolist()[:-1],
         }
+
+    def _prompt_log_probs(self, index: int) -> list[dict[str, Any] | None]:
+        """Returns the log-probabilities of a prompt, in vLLM's form."""
+        prompt, likely = self._of_prompt(index, self.asked.prompt_top or 0)
+        scores = self.scores(index)
+        assert scores is not None
+        found: list[dict[str, Any] | None] = [None]
+        for place, pairs in enumerate(likely, 1):
+            ranks = {token: rank for rank, (token, _) in enumerate(pairs, 1)}
+            ranks[prompt[place]] = int(scores.rank[0, place])
+            text = functools.partial(token_text, self.tokenizer)
+            found.append(
+                {str(one): {"logprob": value, "rank": ranks[one], "decoded_token": text(one)} for one, value in pairs}
+            )
+        return found
+
+    def _of_prompt(self, index: int, top: int) -> tuple[list[int], list[list[tuple[int, float]]]]:
+        """Returns the prompt of a choice, and the likely tokens at each of its positions but the first."""
+        prompt, scores = self.asked.prompts[index // self.asked.answers], self.scores(index)
+        assert scores is not None
+        return prompt, [_likely_of(scores, place, token, top) for place, token in enumerate(prompt) if place]
 
     def _best(self, likely: Sequence[tuple[int, float]]) -> dict[str, float]:
         """Returns log-probabilities by text; of tokens with equal texts the most likely one."""
@@ -206,6 +239,13 @@ class Answers:
         best = [(one.token_id, _finite(one.log_prob)) for one in result.alternatives[place][: self.asked.top]]
         own = (result.token_ids[place], _finite(result.log_probs[place]))
         return best if own[0] in [token for token, _ in best] else [*best, own]
+
+
+def _likely_of(scores: PromptScores, place: int, token: int, top: int) -> list[tuple[int, float]]:
+    """Returns the likely tokens at a position of a prompt, best first, then its own token if it is none of them."""
+    pairs = zip(scores.tokens[0, place, :top].tolist(), scores.top_log_probs[0, place, :top].tolist(), strict=True)
+    best = [(one, _finite(value)) for one, value in pairs]
+    return best if token in dict(best) else [*best, (token, _finite(float(scores.log_probs[0, place])))]
 
 
 def speculation(result: TextResult) -> dict[str, Any]:
@@ -240,4 +280,4 @@ def _times(result: TextResult) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float:
-    return max(value, _LEAST)
+    return value if value > _LEAST else _LEAST  # NaN is no JSON either

@@ -186,7 +186,8 @@ class _Server:
         asked = await self._read(reader, body)
         handles = await asyncio.to_thread(self._submit, asked)
         cached = lambda: sum(handle.reused_tokens for handle in handles[:: asked.answers])  # noqa: E731
-        answers = Answers(asked, self._model, self._tokenizer, cached=cached)
+        scores = lambda index: handles[index].prompt_scores  # noqa: E731
+        answers = Answers(asked, self._model, self._tokenizer, cached=cached, scores=scores)
 
         def close() -> None:
             for handle in handles:

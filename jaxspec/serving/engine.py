@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Self
 
+import jax
+
 from jaxspec.core import validate
 from jaxspec.core.layout import Unsharded
 from jaxspec.core.programs import PROGRAMS
@@ -21,7 +23,7 @@ from jaxspec.core.state import GenerationState
 from jaxspec.decoding.room import bucket
 from jaxspec.serving.group import Group
 from jaxspec.serving.groups import Groups, Signature
-from jaxspec.serving.handle import CancelledError, Handle
+from jaxspec.serving.handle import CancelledError, Handle, QueueFullError
 from jaxspec.serving.pace import Pace
 from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.prompt import Prompt
@@ -63,6 +65,8 @@ class _Job:
     first: tuple[float | None, int] = (None, 0)
     tokens: int = 0
     cancelled: bool = False
+    salt: str | None = None
+    prompt_alternatives: int | None = None
     prompt: Prompt["_Job"] | None = None
 
     @property
@@ -168,6 +172,8 @@ class Engine:
         *,
         priority: int = 0,
         timeout: float | None = None,
+        cache_salt: str | None = None,
+        prompt_alternatives: int | None = None,
         **options: Any,
     ) -> Handle:
         """Queues a request, and returns immediately.
@@ -176,6 +182,10 @@ class Engine:
           prompt: a text, the messages of a conversation, or token ids.
           priority: requests with a smaller number start first; those that have waited long move up.
           timeout: seconds from now after which the request is dropped; `None` means no limit.
+          cache_salt: only requests with an equal one continue each other's texts, so that nobody learns from the time
+            of an answer what others have asked.
+          prompt_alternatives: the number of likely tokens that `Handle.prompt_scores` reports at each position of the
+            prompt; `None` scores no prompt. A scored prompt is fed from its first token.
           **options: those of `SpeculativeDecoder.generate`, except `answers` and `capacity`.
 
         Returns:
@@ -183,22 +193,31 @@ class Engine:
 
         Raises:
           TypeError, ValueError: the prompt or an option is invalid, or they do not fit the capacity.
-          RuntimeError: the engine is closed or has failed, or too many requests are waiting.
+          QueueFullError: too many requests are waiting.
+          RuntimeError: the engine is closed or has failed.
         """
         for name in options.keys() & {"answers", "capacity"}:
             raise TypeError(f"submit got {name}; submit a request for each answer, and set the engine's capacity")
         validate.integers("submit", priority=(priority, -(2**31), 2**31))
         if timeout is not None:
             validate.in_range("submit", timeout=(timeout, 0.0, float("inf")))
+        if cache_salt is not None:
+            validate.text("cache_salt", cache_salt)
         request = self._request(prompt, options)
+        if prompt_alternatives is not None:
+            most = self.decoder.target.vocab_size
+            validate.integers("submit", prompt_alternatives=(prompt_alternatives, 0, most))
+            if request.grammars:
+                raise ValueError("prompt_alternatives is not for grammars without a table; leave one of the two out")
         handle = Handle(lambda: self._cancel(job))
         deadline = None if timeout is None else time.perf_counter() + timeout
         signature = self._groups.signature_of(request.arguments)
         job = _Job(request, new_rows(request)[0], handle, deadline, priority, signature)
+        job.salt, job.prompt_alternatives = cache_salt, prompt_alternatives
         with self._news:
             self._check_open()
             if self._most_waiting is not None and len(self._waiting) >= self._most_waiting:
-                raise RuntimeError(f"{len(self._waiting)} requests are waiting, as many as may; try again later")
+                raise QueueFullError(f"{len(self._waiting)} requests are waiting, as many as may; try again later")
             self._waiting.add(job, priority)
             self._changed()
         return handle
@@ -391,6 +410,8 @@ class Engine:
         if job.request.grammars:  # decoded without the others
             return True
         kind = job.signature
+        if not self._groups.can_score(kind, job.request.arguments, job.prompt_alternatives):
+            return False
         alike = sum(one.job.signature == kind for one in self._prompts)
         waiting = sum(one.signature == kind for one in self._waiting)
         return self._groups.width_for(kind, job.request.arguments, 1 + alike, waiting - 1) is not None
@@ -406,7 +427,9 @@ class Engine:
             if job.request.grammars:
                 self._follow(job)
             else:
-                prompt = job.prompt = Prompt(job, job.request.arguments, job.request.prompts[0])
+                asked, alternatives = job.request, job.prompt_alternatives
+                prompt = Prompt(job, asked.arguments, asked.prompts[0], salt=job.salt, alternatives=alternatives)
+                job.prompt = prompt
                 self._prompts.append(prompt)
                 prompt.take_from(self._prefixes)
                 job.handle.reused_tokens = prompt.reused
@@ -422,6 +445,8 @@ class Engine:
 
     def _start(self, prompt: Prompt[_Job]) -> None:
         """Gives a slot to a prompt that was fed."""
+        if prompt.scores is not None:
+            prompt.job.handle.prompt_scores = jax.device_get(prompt.scores)
         group, slot = self._groups.start(prompt.job.signature, prompt)
         self._prompts.remove(prompt)
         if prompt.done:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from jaxspec.serving.handle import QueueFullError
+
 _LOGGER = logging.getLogger("jaxspec")
 # The name of each status, as vLLM has them.
 _KINDS: Mapping[int, str] = MappingProxyType(
@@ -30,6 +32,7 @@ _FIELDS: Mapping[str, str] = MappingProxyType(
         "allowed_tokens": "allowed_token_ids",
         "choices": "structured_outputs.choice",
         "schema": "response_format",
+        "prompt_alternatives": "prompt_logprobs",
     }
 )
 
@@ -83,7 +86,7 @@ def of_engine(error: BaseException) -> ApiError:
         return ApiError(400, text, param=_FIELDS[names[0]] if names else None)
     if isinstance(error, FloatingPointError):
         return ApiError(500, str(error))
-    if isinstance(error, RuntimeError) and "try again later" in str(error):
+    if isinstance(error, QueueFullError):
         return ApiError(429, str(error), retry_after=1)
     if isinstance(error, RuntimeError):
         return ApiError(503, str(error), retry_after=5)

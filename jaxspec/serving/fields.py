@@ -73,6 +73,7 @@ _OPTIONS: Mapping[str, tuple[str, _Kind]] = MappingProxyType(
         "min_tokens": ("min_new_tokens", _INTEGER),
         "allowed_token_ids": ("allowed_tokens", _IDS),
         "priority": ("priority", _INTEGER),
+        "cache_salt": ("cache_salt", _TEXT),
     }
 )
 # Penalties of 0 (1 for the repetition penalty) do nothing, and are sent by many clients.
@@ -102,8 +103,6 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "suffix": "a text cannot be filled in before a suffix; leave suffix out",
         "audio": "there is no audio; leave audio out",
         "functions": "functions are not supported; leave functions out",
-        "prompt_logprobs": "log-probabilities of the prompt are not supported; leave prompt_logprobs out",
-        "cache_salt": "texts of all clients share a cache; leave cache_salt out",
     }
 )
 
@@ -124,6 +123,7 @@ class Asked:
       each_usage: whether each piece of a stream has them.
       echo: whether the text begins with the prompt.
       top: number of likely tokens to report at each position; `None` for no log-probabilities.
+      prompt_top: number of likely tokens to report at each position of the prompt, in vLLM's form; `None` for none.
       return_ids: whether the answer has token ids.
       conversation: what a chat says about functions and thinking.
       reasoning: whether the answer has the model's thinking.
@@ -146,6 +146,7 @@ class Asked:
     each_usage: bool = False
     echo: bool = False
     top: int | None = None
+    prompt_top: int | None = None
     return_ids: bool = False
     conversation: Conversation | None = None
     reasoning: bool = True
@@ -203,9 +204,6 @@ def read_completion(body: Any, tokenizer: Tokenizer) -> Asked:
         for one in _prompts(fields, tokenizer.vocab_size)
     ]
     top = fields.get("logprobs", _INTEGER, least=0, most=_ALTERNATIVES[-1])
-    echo = fields.get("echo", _FLAG, default=False)
-    if echo and top is not None:
-        raise ApiError(400, "log-probabilities of an echoed prompt are not supported; leave echo out", param="echo")
     return _asked(
         fields,
         prompts,
@@ -213,7 +211,7 @@ def read_completion(body: Any, tokenizer: Tokenizer) -> Asked:
         chat=False,
         most=fields.get("max_tokens", _INTEGER, _MAX_TOKENS, 0, 2**31 - 1),
         top=top,
-        echo=echo,
+        echo=fields.get("echo", _FLAG, default=False),
     )
 
 
@@ -297,6 +295,9 @@ def _asked(
     stream, asked_of = fields.get("stream", _FLAG, default=False), fields.part("stream_options")
     if "stream_options" in fields and not stream:
         raise ApiError(400, "stream_options is for streams; pass stream=true", param="stream_options")
+    prompt_top = fields.get("prompt_logprobs", _INTEGER, least=0, most=_ALTERNATIVES[-1])
+    if prompt_top is not None and stream:
+        raise ApiError(400, "prompt_logprobs is for whole answers; leave stream out", param="prompt_logprobs")
     seed = fields.get("seed", _INTEGER)
     return Asked(
         chat=chat,
@@ -307,8 +308,9 @@ def _asked(
             **_ends(fields, tokenizer),
             **_grammar(fields),
             **_prediction(fields),
+            **_scores([prompt_top, top if echo else None]),
             "max_new_tokens": most,
-            "alternatives": next(count for count in _ALTERNATIVES if count >= (top or 0)),
+            "alternatives": _alternatives(top or 0),
         },
         seed=None if seed is None else seed % 2**32,
         answers=answers,
@@ -317,8 +319,20 @@ def _asked(
         each_usage=asked_of.get("continuous_usage_stats", _FLAG, default=False),
         echo=echo,
         top=top,
+        prompt_top=prompt_top,
         return_ids=fields.get("return_token_ids", _FLAG, default=False),
     )
+
+
+def _alternatives(count: int) -> int:
+    """Returns the smallest number of likely tokens, at least `count`, for which there is a program."""
+    return next(most for most in _ALTERNATIVES if most >= count)
+
+
+def _scores(counts: Sequence[int | None]) -> dict[str, Any]:
+    """Asks for log-probabilities of the prompt, with likely tokens for each use that has a count."""
+    given = [count for count in counts if count is not None]
+    return {"prompt_alternatives": _alternatives(max(given))} if given else {}
 
 
 def _sampling(fields: _Fields) -> dict[str, Any]:
@@ -373,13 +387,18 @@ def _grammar(fields: _Fields) -> dict[str, Any]:
             param="response_format.type",
         )
     structured = fields.part("structured_outputs")
-    for name, (option, kinds) in _GRAMMARS.items():
-        if (value := structured.get(name, kinds)) is not None:
-            found[option] = value
-    if structured.get("json_object", _FLAG, default=False):
-        found["schema"] = dict(_ANY_OBJECT)
     if "structural_tag" in structured:
         raise ApiError(400, "structural tags are not supported; pass json, regex, choice or grammar")
+    values = {name: structured.get(name, kinds) for name, (_, kinds) in _GRAMMARS.items()}
+    given = [name for name, value in values.items() if value is not None]
+    if structured.get("json_object", _FLAG, default=False):
+        given.append("json_object")
+    named = [f"structured_outputs.{name}" for name in given]
+    if len(both := ["response_format"] * bool(found) + named) > 1:
+        raise ApiError(400, f"an answer keeps to one grammar, got {' and '.join(both)}; pass one", param=both[1])
+    for name in given:
+        option, value = ("schema", dict(_ANY_OBJECT)) if name == "json_object" else (_GRAMMARS[name][0], values[name])
+        found[option] = value
     return found
 
 

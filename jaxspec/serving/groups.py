@@ -15,7 +15,7 @@ from jaxspec.core.layout import Unsharded
 from jaxspec.decoding.options import Arguments
 from jaxspec.serving.compiler import Compiler
 from jaxspec.serving.group import Group, kind_of, shared_arrays, widths
-from jaxspec.serving.prompt import Prompt, compile_feeding, compile_reuse
+from jaxspec.serving.prompt import Prompt, compile_feeding, compile_reuse, compile_scoring
 
 _Job = TypeVar("_Job")
 
@@ -113,6 +113,13 @@ class Groups(Generic[_Job]):
         for (number, arguments), move in itertools.product(zip(numbers, kinds, strict=True), others):
             self._can_move(number, arguments, *move)
         return lambda: all(self._programs.done((number, *first)) for number in numbers)
+
+    def can_score(self, signature: Signature, arguments: Arguments, alternatives: int | None) -> bool:
+        """Returns whether a prompt can be scored, with this number of likely tokens; asks for the program if not."""
+        if alternatives is None or not _compiles_ahead(arguments):
+            return True
+        task = functools.partial(compile_scoring, arguments, alternatives)
+        return self._programs.has(("scores", signature[0], alternatives), task)
 
     @property
     def compiling(self) -> bool:

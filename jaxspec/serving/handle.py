@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from jaxspec.decoding.prompt_scores import PromptScores
 from jaxspec.text.result import Span, TextResult
 
 
@@ -21,6 +22,15 @@ class CancelledError(RuntimeError):
         Traceback (most recent call last):
         ...
         jaxspec.serving.handle.CancelledError: the request was cancelled
+    """
+
+
+class QueueFullError(RuntimeError):
+    """Reports that as many requests are waiting as may; the same request may be taken later.
+
+    Example:
+        >>> issubclass(jaxspec.serving.QueueFullError, RuntimeError)
+        True
     """
 
 
@@ -47,6 +57,7 @@ class Handle:
 
     Attributes:
       reused_tokens: the number of tokens of the prompt that were not fed, as an earlier text begins with them.
+      prompt_scores: the log-probabilities of the prompt's tokens, once there is a result, if they were asked for.
 
     Example:
         >>> with jaxspec.Engine(target, "ngram", slots=2, capacity=32) as engine:
@@ -59,6 +70,7 @@ class Handle:
         """Creates the handle of a request; `cancel` asks the engine to drop it."""
         self._cancel = cancel
         self.reused_tokens = 0
+        self.prompt_scores: PromptScores | None = None
         self._pieces: list[Piece] = []
         self._pending: tuple[Span, ...] = ()
         self._end = threading.Event()

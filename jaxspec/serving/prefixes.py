@@ -22,7 +22,8 @@ class Prefix:
     """Holds a text that has ended.
 
     Attributes:
-      kind: what texts must share to continue each other: the target's traits, and the shapes of the caches.
+      kind: what texts must share to continue each other: the target's traits, the shapes of the caches, and the salt
+        of their requests.
       tokens: the text.
       valid: the number of its tokens whose entries may be taken.
       cache: the target's cache.

@@ -1,6 +1,7 @@
 """Holds the prompt that an engine is feeding, some chunks at a time."""
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -9,8 +10,9 @@ import numpy as np
 from jaxspec.core.model import Model
 from jaxspec.core.prefill import in_chunks
 from jaxspec.core.state import GenerationState
-from jaxspec.decoding.feeding import Feeding, feed_some, start_feeding
+from jaxspec.decoding.feeding import Feeding, feed_scored, feed_some, start_feeding
 from jaxspec.decoding.options import Arguments
+from jaxspec.decoding.prompt_scores import PromptScores
 from jaxspec.decoding.reuse import held_tokens, reuse
 from jaxspec.decoding.rounds import jit_of
 from jaxspec.serving.prefixes import Prefix, Prefixes, kind_of
@@ -35,10 +37,27 @@ class Prompt(Generic[_Job]):
       reused: the number of tokens that came from another text.
       done: whether the row has ended before its first token, without a budget.
       continues: whether it can begin with what a row of another text holds.
+      scores: the log-probabilities of its fed tokens; `None` if they were not asked for.
     """
 
-    def __init__(self, job: _Job, arguments: Arguments, ids: Sequence[int]) -> None:
-        """Begins the row of a request; nothing is fed."""
+    def __init__(
+        self,
+        job: _Job,
+        arguments: Arguments,
+        ids: Sequence[int],
+        *,
+        salt: Hashable = None,
+        alternatives: int | None = None,
+    ) -> None:
+        """Begins the row of a request; nothing is fed.
+
+        Args:
+          job: the request.
+          arguments: its arguments.
+          ids: the tokens of the prompt.
+          salt: only texts with an equal one continue each other.
+          alternatives: the number of likely tokens to report at each position of the prompt; `None` scores no prompt.
+        """
         self.job, self.arguments, self.ids, self.reused = job, arguments, ids, 0
         self.feeding = start_feeding(arguments)
         left, done = jax.device_get((self.feeding.left, self.feeding.row.done))
@@ -46,12 +65,17 @@ class Prompt(Generic[_Job]):
         self.grace = self.left
         target, row, self._width = arguments.target, self.feeding.row, self.feeding.width
         self.chunk = in_chunks(target, arguments.rows.prompt)[1]
-        self._kind = kind_of(target.traits, row.cache, row.drafter_state)
+        self._kind = salt, kind_of(target.traits, row.cache, row.drafter_state)
         self.continues = _continues(arguments, self.feeding) and not self.done
+        self.scores: PromptScores | None = None
+        if alternatives is not None:
+            self.scores = PromptScores.blank(self._width, alternatives)
+            self.left = -(-(len(ids) - 1) // self.chunk)  # also of a row that is to emit nothing
+            self.feeding = dataclasses.replace(self.feeding, left=np.int32(self.left))
 
     def take_from(self, prefixes: Prefixes) -> None:
         """Takes the first chunks from a text that begins like the prompt, if there is one."""
-        if not self.continues:
+        if not self.continues or self.scores is not None:  # what is not fed has no scores
             return
         found = prefixes.find(self._kind, self.ids, self.chunk, self._width // self.chunk - 1)
         if found is None:
@@ -83,7 +107,11 @@ class Prompt(Generic[_Job]):
 
     def feed(self, chunks: int) -> None:
         """Feeds up to this number of chunks, and waits for the device."""
-        self.feeding = _feeding(self.arguments)(feeding=self.feeding, chunks=np.int32(chunks))
+        if self.scores is None:
+            self.feeding = _feeding(self.arguments)(feeding=self.feeding, chunks=np.int32(chunks))
+        else:
+            feed = _scoring(self.arguments, self.scores)
+            self.feeding, self.scores = feed(feeding=self.feeding, scores=self.scores, chunks=np.int32(chunks))
         self.left = int(jax.device_get(self.feeding.left))
 
     def prefix(self, row: GenerationState, text: Sequence[int], slots: int) -> Prefix:
@@ -106,6 +134,15 @@ def compile_feeding(arguments: Arguments) -> Feeding:
     """Compiles what feeds prompts; returns the shapes and types of a prompt that was fed."""
     feeding, feed = start_feeding.compile(arguments), _feeding(arguments)
     return feed.func.compile(*feed.args, feeding=feeding, chunks=np.int32(1))
+
+
+def compile_scoring(arguments: Arguments, alternatives: int) -> Iterator[None]:
+    """Compiles what feeds and scores prompts; yields after the program."""
+    feeding: Feeding = start_feeding.compile(arguments)
+    scores = jax.eval_shape(lambda: PromptScores.blank(feeding.width, alternatives))
+    feed = _scoring(arguments, scores)
+    feed.func.compile(*feed.args, feeding=feeding, scores=scores, chunks=np.int32(1))
+    yield None
 
 
 def compile_reuse(arguments: Arguments, feeding: Feeding, row: GenerationState) -> Iterator[None]:
@@ -132,6 +169,12 @@ def _continues(arguments: Arguments, feeding: Feeding) -> bool:
 
 def _feeding(arguments: Arguments) -> Any:
     return _program(feed_some, arguments, arguments.target, arguments.drafter)
+
+
+def _scoring(arguments: Arguments, scores: PromptScores) -> Any:
+    models = arguments.target, arguments.drafter
+    shapes = arguments.rows.prompt.shape[1], arguments.room, scores.tokens.shape
+    return jit_of(feed_scored, models, donate=("feeding", "scores"), shapes=shapes)
 
 
 def _reusing(arguments: Arguments) -> Any:

@@ -5,10 +5,14 @@ import json
 import threading
 import time
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 import jaxspec
+from jaxspec.core.programs import PROGRAMS
 from jaxspec.serving import build_app
 from jaxspec.serving.fields import read_completion
 from tests._fixtures import text_models
@@ -64,7 +68,8 @@ WRONG = [
     (COMPLETIONS, {"prompt": "a", "n": True}, "n"),
     (COMPLETIONS, {"prompt": "a", "best_of": 2}, "best_of"),
     (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "logprobs"),
-    (COMPLETIONS, {"prompt": "a", "logprobs": 1, "echo": True}, "echo"),
+    (COMPLETIONS, {"prompt": "a", "prompt_logprobs": -1}, "prompt_logprobs"),
+    (COMPLETIONS, {"prompt": "a", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     (COMPLETIONS, {"prompt": "a", "suffix": "b"}, "suffix"),
     (COMPLETIONS, {"prompt": "a", "stop": 3}, "stop"),
     (COMPLETIONS, {"prompt": "a", "stop": [""]}, None),
@@ -82,7 +87,7 @@ WRONG = [
     (COMPLETIONS, {"prompt": "a", "temperature": 10**400}, "temperature"),
     (COMPLETIONS, {"prompt": "a", "structured_outputs": {"json": "[" * 2000}}, None),
     (COMPLETIONS, {"prompt": "a", "structured_outputs": {"json": {"properties": {"\ud800": 3}}}}, None),
-    (COMPLETIONS, {"prompt": "a", "cache_salt": "x"}, "cache_salt"),
+    (COMPLETIONS, {"prompt": "a", "cache_salt": 3}, "cache_salt"),
     (COMPLETIONS, {"prompt": "a", "skip_special_tokens": False}, "skip_special_tokens"),
     (COMPLETIONS, {"prompt": [[1]] * 1025}, "n"),
     ("/detokenize", {"tokens": ["\ud800"]}, "tokens"),
@@ -239,6 +244,90 @@ def test_log_probs_and_token_ids(client, engine):
     content = client.post(CHATS, json=chat).json()["choices"][0]["logprobs"]["content"]
     assert all(len(entry["top_logprobs"]) == 3 for entry in content)
     assert all(bytes(entry["bytes"]).decode(errors="replace") == entry["token"] for entry in content)
+
+
+def likely(model, prompt):
+    """The log-probability of every token after each token of a prompt."""
+    logits = model(jnp.asarray([prompt], jnp.int32), model.init_cache(1, CAPACITY)).logits[0]
+    return np.asarray(jax.nn.log_softmax(logits.astype(jnp.float32)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [0, 1, 5])
+def test_log_probs_of_an_echoed_prompt(client, engine, most):
+    """As lm-eval reads them, which compares them as floats to see whether a token is the most likely one."""
+    target, ids = engine.decoder.target, engine.decoder.tokenizer.encode("the sea is wide and the sea is old")
+    greedy = engine.submit(ids[:3], temperature=0, max_new_tokens=5, stop_tokens=()).result()
+    prompts = [ids, ids[:1], [*ids[:3], *greedy.token_ids]]
+    body = {"prompt": prompts, "echo": True, "logprobs": 1, "max_tokens": most, "temperature": 0, "ignore_eos": True}
+    choices = client.post(COMPLETIONS, json=body).json()["choices"]
+    kinds = set()
+    for prompt, choice in zip(prompts, choices, strict=True):
+        found, expected = choice["logprobs"], likely(target, prompt)
+        values, best = found["token_logprobs"], found["top_logprobs"]
+        assert len(found["tokens"]) == len(values) == len(best) == len(found["text_offset"]) == len(prompt) + most
+        assert values[0] is None and best[0] is None
+        assert choice["text"].startswith("".join(found["tokens"][: len(prompt)]))
+        for place, token in enumerate(prompt[1:], 1):
+            assert values[place] == pytest.approx(expected[place - 1, token], abs=1e-4)
+            assert max(best[place].values()) == pytest.approx(expected[place - 1].max(), abs=1e-4)
+            is_best = values[place] == max(best[place].values())
+            assert is_best == (token == expected[place - 1].argmax())
+            kinds.add(is_best)
+    assert kinds == {True, False}
+
+
+@pytest.mark.slow
+def test_log_probs_of_prompts_of_all_lengths_share_a_program(client):
+    body = {"echo": True, "logprobs": 1, "max_tokens": 0, "temperature": 0}
+    client.post(COMPLETIONS, json={**body, "prompt": "the sea"})
+    before = PROGRAMS.first_seconds
+    for length in range(1, CAPACITY - 1, 7):
+        assert client.post(COMPLETIONS, json={**body, "prompt": [5] * length}).status_code == 200
+    assert PROGRAMS.first_seconds == before
+
+
+@pytest.mark.slow
+def test_log_probs_of_a_prompt_in_vllm_s_form(client, engine):
+    tokenizer, target = engine.decoder.tokenizer, engine.decoder.target
+    ids = tokenizer.encode("the sea is wide")
+    asked = {"prompt_logprobs": 3, **GREEDY}
+    chosen = client.post(COMPLETIONS, json={**asked, "prompt": ids}).json()["choices"][0]["prompt_logprobs"]
+    assert len(chosen) == len(ids) and chosen[0] is None
+    for token, entry, expected in zip(ids[1:], chosen[1:], likely(target, ids), strict=False):
+        order = np.argsort(-expected, kind="stable")
+        assert set(entry) == {str(token), *map(str, order[:3])}
+        for one, known in entry.items():
+            assert known["rank"] == 1 + int((expected > expected[int(one)]).sum())
+            assert known["logprob"] == pytest.approx(expected[int(one)], abs=1e-4)
+            assert known["decoded_token"] == tokenizer.token_bytes(int(one), skip_special_tokens=False).decode(
+                errors="replace"
+            )
+    chat = client.post(CHATS, json={"messages": SEA, **asked}).json()
+    assert len(chat["prompt_logprobs"]) == len(tokenizer.apply_chat_template(SEA))
+    streamed = objects(
+        client.post(COMPLETIONS, json={"prompt": ids, **GREEDY, "echo": True, "logprobs": 0, "stream": True})
+    )
+    last = streamed[-1]["choices"][0]["logprobs"]
+    assert last["token_logprobs"][1 : len(ids)] == [
+        entry[str(one)]["logprob"] for one, entry in zip(ids[1:], chosen[1:])
+    ]
+
+
+def test_two_grammars_are_an_error_that_names_both(client, engine):
+    form, schema = {"type": "json_object"}, {"type": "object"}
+    for body, named in (
+        (
+            {"response_format": form, "structured_outputs": {"regex": "a"}},
+            ("response_format", "structured_outputs.regex"),
+        ),
+        ({"structured_outputs": {"json": schema, "json_object": True}}, ("json", "json_object")),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, ("regex", "choice")),
+    ):
+        answer = client.post(CHATS, json={"messages": SEA, **body})
+        assert problem(answer)[0] == 400 and all(name in answer.json()["error"]["message"] for name in named)
+    both = {"prompt": "a", "response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}}
+    assert read_completion(both, engine.decoder.tokenizer).options["regex"] == "a"
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.serving import CancelledError, group
+from jaxspec.serving import CancelledError, QueueFullError, group
 from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.prompt import Prompt
 from tests._fixtures import text_models
@@ -177,6 +177,58 @@ def test_short_prompts_pass_a_long_one_but_not_for_ever(target, turns, monkeypat
     assert fed.count(long) == chunks and len(fed) - 1 - fed[::-1].index(long) == 2 * chunks - 1
 
 
+def test_a_text_with_another_salt_is_never_continued(target):
+    short, asked = chunked(target, 4), {"temperature": 0, "max_new_tokens": 4, "stop_tokens": ()}
+    with jaxspec.Engine(short, "ngram", k=2, slots=2, capacity=CAPACITY) as engine:
+        for salt in ("one", "two", None, ""):
+            engine.submit(LONG, cache_salt=salt, **asked).result()
+            assert engine.reused_tokens == 0
+        engine.submit(LONG, cache_salt="one", **asked).result()
+        assert engine.reused_tokens > 0
+        with pytest.raises(TypeError, match="cache_salt"):
+            engine.submit("the sea", cache_salt=3)
+
+
+def test_lists_of_tokens_are_data_of_a_program(engine):
+    def kind(**options):
+        asked = engine._request("the sea", {"temperature": 0, "max_new_tokens": 4, **options})
+        return engine._groups.signature_of(asked.arguments)
+
+    assert kind(logit_bias={5: 1.0}) == kind(logit_bias=dict.fromkeys(range(16), 1.0))
+    assert kind(logit_bias={5: 1.0}) != kind(logit_bias=dict.fromkeys(range(17), 1.0))
+    assert kind(allowed_tokens=[5]) == kind(allowed_tokens=list(range(5, 12))) == kind(allowed_tokens=[5, 6, 7])
+
+
+@pytest.mark.slow
+def test_filled_lists_bias_and_allow_what_they_name(target, engine):
+    """Their padding names no token; -1 as an index would be the last one."""
+    last = target.vocab_size - 1
+    asked = {"temperature": 1.0, "seed": 3, "max_new_tokens": 12, "stop_tokens": ()}
+    plain = engine.submit("the sea", **asked).result().token_ids
+    for neutral in ({"logit_bias": {5: 0.0}}, {"allowed_tokens": list(range(target.vocab_size))}):
+        assert engine.submit("the sea", **asked, **neutral).result().token_ids == plain
+    for forced in ({"logit_bias": {last: 1e4}}, {"logit_bias": {5: 0.0, last: 1e4}}, {"allowed_tokens": [last]}):
+        assert set(engine.submit("the sea", **asked, **forced).result().token_ids) == {last}
+    assert set(engine.submit("the sea", **asked, allowed_tokens=[5, 7]).result().token_ids) <= {5, 7}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [1, 2, 5, 6, 11, 47])
+def test_a_prompt_is_scored_while_it_is_fed(target, length):
+    """In chunks of 5, of which one that ends at the end of the buffer moves back."""
+    short, ids = chunked(target, 5), np.random.default_rng(0).integers(0, target.vocab_size, length).tolist()
+    with jaxspec.Engine(short, "ngram", k=2, slots=2, capacity=48) as engine:
+        for most in (1, 0, 1):  # the last one finds an earlier text, and is not continued from it
+            handle = engine.submit(ids, temperature=0, max_new_tokens=most, prompt_alternatives=2)
+            assert len(handle.result().token_ids) <= most
+            found = handle.prompt_scores
+            expected = jaxspec.score(target, [ids])
+            np.testing.assert_allclose(found.log_probs[0, : len(ids)], expected.log_probs[0], atol=1e-4)
+            assert found.tokens.shape[2] == 2 and handle.reused_tokens == 0
+        handle = engine.submit(ids, temperature=0, max_new_tokens=1)
+        assert handle.result() and handle.prompt_scores is None
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["cancelled", "late"])
 def test_a_prompt_is_dropped_while_it_is_fed(target, turns, late):
     log, after = turns
@@ -241,7 +293,7 @@ def test_a_closed_engine_refuses_requests_and_ends_those_it_had(target):
     engine = jaxspec.Engine(target, "ngram", k=2, slots=2, capacity=CAPACITY, most_waiting=1)
     engine._news.acquire()  # the thread takes nothing up meanwhile
     handle = engine.submit("the sea", temperature=0, max_new_tokens=4)
-    with pytest.raises(RuntimeError, match="1 requests are waiting"):
+    with pytest.raises(QueueFullError, match="1 requests are waiting"):
         engine.submit("the sea", temperature=0, max_new_tokens=4)
     engine._closing = True
     engine._news.release()
