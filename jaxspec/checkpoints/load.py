@@ -16,10 +16,11 @@ from jaxspec.checkpoints import zoo
 from jaxspec.checkpoints.download import fetch
 from jaxspec.checkpoints.gguf import read_gguf_checkpoint
 from jaxspec.checkpoints.huggingface import download_from_hub, read_huggingface_checkpoint
-from jaxspec.checkpoints.orbax import MANIFEST, read_saved
+from jaxspec.checkpoints.orbax import MANIFEST, read_saved, read_tokenizer
 from jaxspec.checkpoints.params import Checkpoint, Hold, assemble
 from jaxspec.checkpoints.quantized.table import is_read
 from jaxspec.checkpoints.stored import has_blocks, hold, hold_groups
+from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import validate
 from jaxspec.core.model import CacheKernels
 from jaxspec.nn.cache_native import NativeKVCache
@@ -96,6 +97,31 @@ def load(
             validate.one_of(name, value, names, "leave it out for the default")
     model = _read(locate(name_or_path), dtype, placement, weights)
     return with_kernels(model, kernels)
+
+
+def load_tokenizer(name_or_path: str | os.PathLike[str]) -> Tokenizer:
+    """Loads the tokenizer of a language model, without the weights.
+
+    Args:
+      name_or_path: the model, as in `load`.
+
+    Raises:
+      ValueError: the model has no tokenizer; or as in `load`.
+      FileNotFoundError, OSError: as in `load`.
+
+    Example:
+      >>> jaxspec.save(target, folder / "whole")
+      >>> jaxspec.checkpoints.load.load_tokenizer(folder / "whole") == target.tokenizer
+      True
+    """
+    path = locate(name_or_path)
+    if path.is_file():
+        found = _FILES[_ending(path)](path).tokenizer
+    else:
+        found = read_tokenizer(path) if (path / MANIFEST).is_file() else Tokenizer.from_folder(path)
+    if found is None:
+        raise ValueError(f"{path} has no tokenizer; pass a model that has one")
+    return found
 
 
 def _read(path: Path, dtype: jnp.dtype, placement: Placement | None, weights: str | None) -> LanguageModel:

@@ -136,9 +136,18 @@ def read_saved(folder: Path, dtype: jnp.dtype, placement: Placement | None = Non
         module = Transformer(config, dtype)
         like = _abstract_params(module, placement)
     params = read_arrays(folder / _PARAMS, like, _SAVE_AGAIN)
-    tokenizer = folder / _TOKENIZER
-    model = LanguageModel(module, params, Tokenizer.from_folder(tokenizer) if tokenizer.is_dir() else None)
+    model = LanguageModel(module, params, read_tokenizer(folder))
     return model if placement is None else placed(model, placement)
+
+
+def read_tokenizer(folder: Path) -> Tokenizer | None:
+    """Reads the tokenizer of a folder that `save` wrote; `None` if it has none.
+
+    Raises:
+      FileFormatError: a file is damaged.
+    """
+    tokenizer = folder / _TOKENIZER
+    return Tokenizer.from_folder(tokenizer) if tokenizer.is_dir() else None
 
 
 def write_arrays(folder: Path, arrays: Any) -> None:

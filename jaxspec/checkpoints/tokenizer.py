@@ -308,7 +308,11 @@ class Tokenizer:
         """
         folder = as_path("folder", folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self._special}
+        config: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **self._special,
+        }
         if self._chat_template is not None:
             config["chat_template"] = self._chat_template
         if self._response_template is not None:

@@ -17,6 +17,7 @@ from jaxspec.cli import (
     compile_report,
     complete,
     data,
+    export_tokenizer,
     generate,
     info,
     models,
@@ -42,6 +43,7 @@ _COMMANDS = MappingProxyType(
         "acceptance": acceptance,
         "prove": prove,
         "compile-report": compile_report,
+        "export-tokenizer": export_tokenizer,
     }
 )
 

@@ -108,6 +108,7 @@ def test_the_first_screen_needs_no_jax():
         "acceptance",
         "prove",
         "compile-report",
+        "export-tokenizer",
         "train",
     ]
 
