@@ -17,7 +17,7 @@ from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.hybrid import halves
 from jaxspec.nn.convert import KERNELS, weights_for
 from jaxspec.nn.language_model import LanguageModel
-from jaxspec.text.names import drafter_name, has_weights, load_drafter, short_name, split_hybrid
+from jaxspec.text.names import drafter_name, has_weights, load_drafter, short_name, split_hybrid, split_tree
 from jaxspec.training.prompts import Conversation
 from jaxspec.verifiers.base import Verifier
 from jaxspec.verifiers.table import VERIFIERS, default_verifier
@@ -170,7 +170,7 @@ def load_cases(setting: Setting, target: LanguageModel, *, halves: bool = False)
     for name in names:
         dtype = setting.dtype if has_weights(name) else None
         loaded = load_drafter(name, target, target_name=setting.model, dtype=dtype, k="fixed")
-        half = loaded.max_drafts // 2
+        half = loaded.lengths[-1] // 2
         for k in setting.lengths or ([half, "fixed"] if halves and half > 0 else ["fixed"]):
             option, drafter = LengthOption.parse(k), loaded
             if option.adaptive:
@@ -180,7 +180,7 @@ def load_cases(setting: Setting, target: LanguageModel, *, halves: bool = False)
             drafter.check(target)
             if verifier is not None:
                 verifier.check(drafter)
-            label = f"{_short(name, setting.model)}, k={'adaptive' if option.adaptive else drafter.max_drafts}"
+            label = f"{_short(name, setting.model)}, k={'adaptive' if option.adaptive else drafter.lengths[-1]}"
             cases.append(Case(label, short_name(name, setting.model), drafter, verifier, option.adaptive))
     labels = [case.label for case in cases]
     if len(set(labels)) < len(labels):
@@ -190,8 +190,9 @@ def load_cases(setting: Setting, target: LanguageModel, *, halves: bool = False)
 
 def _short(name: str, model: str) -> str:
     """Shortens a drafter's name for tables, further than `short_name`: a path to its last part."""
-    if (hybrid := split_hybrid(name)) is not None:
-        return f"{hybrid[0]}+{_short(hybrid[1], model)}"
+    for split, sign in ((split_hybrid, "+"), (split_tree, ":")):
+        if (parts := split(name)) is not None:
+            return f"{parts[0]}{sign}{_short(parts[1], model)}"
     return Path(name).name if Path(name).exists() else short_name(name, model)
 
 

@@ -138,7 +138,7 @@ def keep_costs(setting: Setting, *, tell: Callable[[str], None] = lambda _: None
     policy = policy_at(setting.temperatures[0])
     for name in setting.drafters:
         dtype = setting.dtype if has_weights(name) else None
-        loaded = load_drafter(name, target, target_name=setting.model, dtype=dtype, k="adaptive")
+        loaded = load_drafter(name, target, target_name=setting.model, dtype=dtype)
         for drafter, batch in itertools.product(halves(loaded), setting.batches):
             if drafter is not None and (length := draft_length_of(drafter)) is not None:
                 tell(f"what rounds of {name} cost at {length.lengths}, batch {batch}")

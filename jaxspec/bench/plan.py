@@ -24,7 +24,7 @@ class Recommendation:
     Attributes:
       speculate: whether any drafter was faster than plain decoding.
       drafter: the drafter's name; "none" for plain decoding.
-      k: the number of drafts per round; 0 for plain decoding.
+      k: the number of drafts per round, of a tree its nodes; 0 for plain decoding.
       measured: the figures of the fastest case with a drafter.
       text: the recommendation and its reason, in words.
     """
@@ -188,7 +188,7 @@ def recommend(summaries: Sequence[Summary], cases: Sequence[Case]) -> Recommenda
         text = f"use {case.label}. Whole answers were {how}."
         if speedup.low <= 1:
             text += " Not in every repeat: measure more questions before you rely on it."
-        chosen = (True, case.name, case.drafter.max_drafts)
+        chosen = (True, case.name, case.drafter.lengths[-1])
     else:
         change = what_to_change(best, [one for _, one in drafting])
         text = f"decode plainly. The best case, {case.label}, was {how}. {why_slower(best)}{change}."

@@ -86,7 +86,7 @@ def _dflash(target: LanguageModel, block: int) -> Any:
 
 
 def _tree(head: Any, k: int) -> Drafter:
-    return dflash.DFlashTreeDrafter(head, nodes=k, top_k=_CHILDREN)
+    return dflash.DFlashTreeDrafter(head, nodes=k, construction=dflash.Beam(_CHILDREN))
 
 
 def _nodes(block: int) -> int:

@@ -73,8 +73,9 @@ def with_length(drafter: Drafter, k: int | DraftLength, *, lookup: int | DraftLe
     """Returns the drafter with another `k`.
 
     Args:
-      drafter: a drafter that takes a `DraftLength`, or a `HybridDrafter` of two such drafters.
-      k: the number of drafts, or a `DraftLength`.
+      drafter: a drafter that takes a `DraftLength`, or a `HybridDrafter` of two such drafters; or a tree with a number
+        of `nodes`.
+      k: the number of drafts, or a `DraftLength`; for a tree, the number of nodes.
       lookup: the `k` of a hybrid's lookup half; `None` uses `k`.
 
     Raises:
@@ -85,6 +86,12 @@ def with_length(drafter: Drafter, k: int | DraftLength, *, lookup: int | DraftLe
         return dataclasses.replace(cast(Any, drafter), lookup=copies, model=with_length(drafter.model, k))
     if lookup is not None:
         raise TypeError(f"{type(drafter).__name__} has no lookup half, got lookup={lookup!r}; pass k alone")
+    if (
+        isinstance(k, int)
+        and drafter.tree
+        and any(one.name == "nodes" for one in dataclasses.fields(cast(Any, drafter)))
+    ):
+        return dataclasses.replace(cast(Any, drafter), nodes=k)
     if not isinstance(drafter, AdjustableDrafter):
         raise TypeError(
             f"{type(drafter).__name__} drafts a fixed number of tokens; leave k out, or pass a drafter that takes a k"

@@ -37,6 +37,7 @@ from jaxspec.drafters.token_map import TokenMap
 from jaxspec.drafters.trimmed import DraftVocabulary, trim
 from jaxspec.heads import dflash, eagle, medusa
 from jaxspec.heads.base import HeadKind
+from jaxspec.heads.dflash.constructions.table import CONSTRUCTIONS
 from jaxspec.heads.files import kind_in, read_head
 from jaxspec.io.files import as_path
 from jaxspec.nn.chosen_kernels import kernels_like
@@ -229,7 +230,9 @@ def load_drafter(
         * a drafter that ships with the target, such as "eagle" or "smollm2-135m-instruct/eagle";
         * a head or a draft model, as for `jaxspec.load_head` and `jaxspec.load`; a draft model with another tokenizer
           drafts the tokens that both tokenizers have (`CrossVocabularyDrafter`);
-        * "ngram+eagle": the copying drafter where it promises more, else the other (`HybridDrafter`).
+        * "ngram+eagle": the copying drafter where it promises more, else the other (`HybridDrafter`);
+        * "ddtree:dflash", or another name in `CONSTRUCTIONS`: a tree from a head that drafts in one pass. Its `k` is
+          the number of nodes.
       target: model to draft for. For a target with `native_kernels`, a float32 head or draft model gets native kernels
         and bfloat16 weights too; caches use the target's kernels (`load(kernels=)`).
       target_name: name or path that the target was loaded by, for the names of its drafters. A GGUF file of the zoo
@@ -304,6 +307,8 @@ def drafter_name(name: str | os.PathLike[str], model: str | os.PathLike[str] | N
         if entry is None or entry.drafter is None:
             return AUTO
         return _present(entry.drafter, entry)
+    if (tree := split_tree(name)) is not None:
+        return f"{tree[0]}:{drafter_name(tree[1], model)}"
     first, plus, other = name.partition("+")
     if plus and not Path(name).exists():
         return f"{first}+{drafter_name(other, model)}"
@@ -315,6 +320,8 @@ def short_name(name: str, model: str) -> str:
     """Returns the name of a drafter as commands take and print it: not "auto", and "eagle" for the model's own."""
     if (hybrid := split_hybrid(found := str(drafter_name(name, model)))) is not None:
         return f"{hybrid[0]}+{short_name(hybrid[1], model)}"
+    if (tree := split_tree(found)) is not None:
+        return f"{tree[0]}:{short_name(tree[1], model)}"
     return found if Path(found).exists() else found.removeprefix(f"{zoo.name_of(model)}/")
 
 
@@ -347,6 +354,12 @@ def split_hybrid(name: str | os.PathLike[str]) -> tuple[str, str] | None:
     return (lookup, other) if plus and lookup in DRAFTERS and issubclass(DRAFTERS[lookup].kind, LookupDrafter) else None
 
 
+def split_tree(name: str | os.PathLike[str]) -> tuple[str, str] | None:
+    """Splits "ddtree:dflash" into the names of a tree's construction and of a head; `None` for other names."""
+    construction, colon, head = os.fspath(name).partition(":")
+    return (construction, head) if colon and construction in CONSTRUCTIONS else None
+
+
 @dataclasses.dataclass(frozen=True)
 class _Loader:
     """Loads drafters for one target; the attributes are arguments of `load_drafter`."""
@@ -361,7 +374,9 @@ class _Loader:
 
     def load(self, name: str | os.PathLike[str], k: int | DraftLength | None, num_drafts: int) -> Drafter:
         """Loads the drafter with a full name; `k=None` is its default."""
-        if self.draft_vocabulary is not None and (not has_weights(name) or kind_in(name, HEADS) is not None):
+        tree = split_tree(name)
+        own = not has_weights(name) or tree is not None or kind_in(name, HEADS) is not None
+        if self.draft_vocabulary is not None and own:
             raise ValueError(f"draft_vocabulary applies only to draft models, got {name}; leave it out")
         if name == NONE:
             check_single(num_drafts)
@@ -371,6 +386,9 @@ class _Loader:
         if isinstance(name, str) and (known := DRAFTERS.get(name.partition(":")[0])) is not None:
             check_single(num_drafts)
             return known.make(name, self.target, k)
+        if tree is not None:
+            check_single(num_drafts)
+            return self._tree(*tree, k)
         if (hybrid := split_hybrid(name)) is not None:
             if num_drafts != 1:
                 raise ValueError(f"{name} takes one draft a round, got num_drafts={num_drafts}; leave it out")
@@ -380,12 +398,11 @@ class _Loader:
                 return NoDrafter()
             copies = DRAFTERS[lookup].make(lookup, self.target, model.max_drafts)
             return HybridDrafter(cast(LookupDrafter, copies), model)
-        placed = {"dtype": self.dtype, "mesh": self.mesh, "rules": self.rules}
         if kind_in(name, HEADS) is not None:
-            network = load_head(name, cast(LanguageModel, self.target), **placed)  # refuses others
+            network = load_head(name, cast(LanguageModel, self.target), **self._placed)  # refuses others
         else:
             try:
-                network = load(name, **placed, weights=weights_like(self.target))
+                network = load(name, **self._placed, weights=weights_like(self.target))
             except zoo.UnknownNameError:
                 known = ("auto", NONE, *DRAFTERS)
                 raise ValueError(zoo.unknown_drafter(os.fspath(name), known, model=self.target_name)) from None
@@ -393,3 +410,19 @@ class _Loader:
         if self.draft_vocabulary is not None:
             network = trim(network, self.draft_vocabulary)
         return _of_network(network, k, num_drafts, self.target, self.tokenizer)
+
+    @property
+    def _placed(self) -> dict[str, Any]:
+        return {"dtype": self.dtype, "mesh": self.mesh, "rules": self.rules}
+
+    def _tree(self, construction: str, name: str, k: int | DraftLength | None) -> Drafter:
+        """Loads a head, and makes the drafter of a tree of `k` nodes."""
+        if isinstance(k, DraftLength):
+            raise TypeError(f"the k of a tree is its number of nodes, got {type(k).__name__}; pass k=32, say")
+        head = native_like(self.target, load_head(name, cast(LanguageModel, self.target), **self._placed))
+        if not isinstance(head, dflash.DFlashHead):
+            raise ValueError(
+                f"{construction} makes trees of heads that draft a block in one pass, got {type(head).__name__}; pass "
+                "a folder of a DFlash head"
+            )
+        return dflash.DFlashTreeDrafter.named(CONSTRUCTIONS[construction], head, self.target, k)

@@ -1,6 +1,7 @@
 """Chooses the drafters to measure: those that ship with a model, and others by name."""
 
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.dynamic_tree import DynamicTreeDrafter
 from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.heads.dflash.constructions.beam import Beam
+from jaxspec.heads.dflash.constructions.table import CONSTRUCTIONS
 from jaxspec.heads.dflash.tree import DFlashTreeDrafter
 from jaxspec.heads.medusa.head import MedusaDrafter
 from jaxspec.nn.convert import native_like
@@ -26,15 +29,16 @@ Cases = dict[str, Callable[[], Drafter]]
 def choose_cases(
     model_name: str, target: LanguageModel, shipped: Sequence[str], drafts: Sequence[str], dtype: str | None
 ) -> Cases:
-    """Returns those of `shipped_cases` that are named, all where none is; and `drafts`, by `load_drafter`.
+    """Returns those of `shipped_cases` and `block_trees` that are named, the former where none is; and `drafts`.
 
     Raises:
       ValueError: a name is unknown, or is in both.
     """
-    known = shipped_cases(model_name, target)
+    usual = shipped_cases(model_name, target)
+    known = usual | block_trees(model_name, target)
     if unknown := [name for name in shipped if name not in known]:
         raise ValueError(f"there is no drafter {unknown[0]!r} with {model_name}; choose from {', '.join(known)}")
-    found = {name: make for name, make in known.items() if not shipped or name in shipped}
+    found = {name: make for name, make in known.items() if (name in shipped if shipped else name in usual)}
     for name in drafts:
         if name in found:
             raise ValueError(f"the drafter {name!r} is measured already; name it once")
@@ -61,6 +65,22 @@ def shipped_cases(model_name: str, target: LanguageModel) -> Cases:
     return found
 
 
+def block_trees(model_name: str, target: LanguageModel) -> Cases:
+    """Returns trees of 20, 32 and 63 nodes by each construction, if a DFlash head ships with the model."""
+    name, found = f"{model_name}/dflash", {}
+    if name not in zoo.drafter_names():
+        return found
+    made = {word: kind for word, kind in CONSTRUCTIONS.items() if word != "beam"}
+    for (word, kind), nodes in itertools.product(made.items(), (20, 32, 63)):
+        found[f"dflash, {word} of {nodes}"] = lambda kind=kind, nodes=nodes: DFlashTreeDrafter.named(
+            kind, native_like(target, load_head(name, target)), target, nodes
+        )
+    found["dflash, tree of 32"] = lambda: DFlashTreeDrafter(
+        native_like(target, load_head(name, target)), nodes=32, construction=Beam(8)
+    )
+    return found
+
+
 def weights_of(model_name: str, name: str) -> str | None:
     """Returns a digest of a drafter's file of weights; `None` for a drafter without a folder."""
     own = name.partition(", ")[0].rpartition("+")[2]
@@ -81,7 +101,7 @@ _TREES: dict[str, dict[str, Callable[[Any], Drafter]]] = {
     },
     # In one pass of the head: what a chain of its block costs but for the verification.
     "dflash": {
-        "tree": lambda head: DFlashTreeDrafter(head, top_k=6, nodes=20),
-        "wide tree": lambda head: DFlashTreeDrafter(head, top_k=8, nodes=63),
+        "tree": lambda head: DFlashTreeDrafter(head, nodes=20, construction=Beam(6)),
+        "wide tree": lambda head: DFlashTreeDrafter(head, nodes=63, construction=Beam(8)),
     },
 }

@@ -15,23 +15,55 @@ _LOSS = "tests/heads/dflash/test_training.py::test_the_loss_is_dspark_s_over_the
 
 _FORMULAS = "tests/heads/dflash/test_corrections.py::test_the_distribution_of_each_draft_is_the_formula_s"
 _RECORDED = "tests/heads/test_reference_heads.py::test_both_rounds_are_drafted_as_recorded"
-_TREE = "tests/heads/dflash/test_tree.py::test_the_nodes_are_those_of_a_plain_search"
+_TREES = "tests/heads/dflash/test_constructions.py"
+_QUICK = f"{_TREES}::TestBestPaths::test_the_reported_distribution_is_that_of_the_drafts"
+_BEST = f"{_TREES}::test_the_most_probable_paths_of_all"
 
 MUTANTS = (
     Mutant(
         "a tree's second place is guessed like its first",
-        "heads/dflash/tree.py",
-        "places = jnp.arange(1, self.max_drafts, dtype=jnp.int32)",
-        "places = jnp.arange(self.max_drafts - 1, dtype=jnp.int32)",
-        (_TREE,),
-        slow=True,
+        "heads/dflash/constructions/base.py",
+        "edges.children(offset, tokens, kept, path, ",
+        "edges.children(offset - 1, tokens, kept, path, ",
+        (_QUICK,),
     ),
     Mutant(
         "a tree's nodes follow the tokens that stand elsewhere",
-        "heads/dflash/tree.py",
-        "head.added(head.before(above))",
-        "head.added(head.before(above[:, ::-1]))",
-        (_TREE,),
+        "heads/dflash/edges.py",
+        "head.corrected(target, kept, place, tokens, ",
+        "head.corrected(target, kept, place, tokens[:, ::-1], ",
+        (_QUICK,),
+    ),
+    Mutant(
+        "what a correction keeps goes to the nodes at the same index instead of the children",
+        "heads/dflash/constructions/base.py",
+        "kept = jax.tree.map(lambda x: jnp.take_along_axis(x, parent[..., None], axis=1), kept)",
+        "kept = jax.tree.map(lambda x: x, kept)",
+        (_BEST,),
+        slow=True,
+    ),
+    Mutant(
+        "a tree misses paths whose ranks are high",
+        "heads/dflash/constructions/best_paths.py",
+        "needed = (above + 1) * (rank + 2) if alike else above + rank + 2",
+        "needed = (above + 1) * (rank + 2)",
+        (_BEST,),
+        slow=True,
+    ),
+    Mutant(
+        "families are added in the order of places",
+        "heads/dflash/constructions/families.py",
+        "_, order = jax.lax.top_k(own, min(expanded, places))",
+        "_, order = jax.lax.top_k(-jnp.arange(places) + 0 * own, min(expanded, places))",
+        (f"{_TREES}::test_families_in_the_order_of_their_parents",),
+        slow=True,
+    ),
+    Mutant(
+        "the token after the drafts does not count in what a round gains",
+        "heads/dflash/constructions/by_cost.py",
+        "emitted = 1 + jnp.cumsum(",
+        "emitted = jnp.cumsum(",
+        (f"{_TREES}::test_nodes_as_long_as_they_are_worth_their_time",),
         slow=True,
     ),
     Mutant(

@@ -376,9 +376,9 @@ MUTANTS = (
     ),
     Mutant(
         "the nodes of a DFlash tree are processed as if they followed the text",
-        "heads/dflash/tree.py",
-        "process_part(context, given(place, above), path, head",
-        "process_part(context, given(place, above), None, head",
+        "heads/dflash/edges.py",
+        "process_part(self.context, x, path, head",
+        "process_part(self.context, x, None, head",
         (f"{_HEADS}::test_nodes_are_guessed_with_what_stands_above_them",),
         slow=True,
     ),

@@ -9,8 +9,10 @@ import pytest
 
 import jaxspec
 from jaxspec.core import processing
+from jaxspec.heads.dflash.selector import Selector
 from jaxspec.processors import BannedPhrases, LogitBias, MinNewTokens, Penalties
 from tests._fixtures import tiny
+from tests._fixtures.dflash import random_head
 
 TARGET = tiny.transformer(3, layers=3)
 PROMPT = jnp.asarray([[1, 2, 3, 4], [5, 1, 0, 2]], jnp.int32)
@@ -37,11 +39,12 @@ def drafter(name):
         "medusa tree": lambda: jaxspec.MedusaDrafter(heads.medusa.init(TARGET, KEY, num_heads=3), topology=TREE),
         "dflash": lambda: jaxspec.DFlashDrafter(heads.dflash.init(TARGET, KEY, block_size=4)),
         "dflash of a part": lambda: jaxspec.DFlashDrafter(heads.dflash.init(TARGET, KEY, block_size=4, **part)),
-        "dflash tree": lambda: heads.dflash.DFlashTreeDrafter(
-            heads.dflash.init(TARGET, KEY, block_size=4), nodes=6, top_k=2
-        ),
+        "dflash tree": lambda: heads.dflash.DFlashTreeDrafter(heads.dflash.init(TARGET, KEY, block_size=4), nodes=6),
         "dflash tree of places": lambda: heads.dflash.DFlashTreeDrafter(
-            heads.dflash.init(TARGET, KEY, block_size=4, markov_rank=0, confidence=False), nodes=6, top_k=2
+            heads.dflash.init(TARGET, KEY, block_size=4, markov_rank=0, confidence=False), nodes=6
+        ),
+        "dflash tree of candidates": lambda: heads.dflash.DFlashTreeDrafter(
+            random_head(TARGET, layers=1, correction=Selector(3, 4)), nodes=6
         ),
         "tandem": lambda: jaxspec.contrib.TandemDrafter(
             jaxspec.contrib.tandem.init(TARGET, KEY, layers=1, heads=2), k=3
@@ -53,7 +56,7 @@ def drafter(name):
 
 NAMES = (
     *("eagle", "eagle of a part", "eagle tree", "medusa", "medusa of a part", "medusa tree", "dflash"),
-    *("dflash of a part", "dflash tree", "dflash tree of places", "tandem", "early exit"),
+    *("dflash of a part", "dflash tree", "dflash tree of places", "dflash tree of candidates", "tandem", "early exit"),
 )
 
 

@@ -8,6 +8,13 @@ from etils import epy as _epy
 from jaxspec.heads.base import HeadKind
 
 with _epy.lazy_api_imports(globals()):
+    from jaxspec.heads.dflash.constructions.base import Construction as Construction
+    from jaxspec.heads.dflash.constructions.beam import Beam as Beam
+    from jaxspec.heads.dflash.constructions.best_paths import BestPaths as BestPaths
+    from jaxspec.heads.dflash.constructions.by_cost import BestPathsByCost as BestPathsByCost
+    from jaxspec.heads.dflash.constructions.families import Families as Families
+    from jaxspec.heads.dflash.constructions.gap_families import GapFamilies as GapFamilies
+    from jaxspec.heads.dflash.constructions.table import CONSTRUCTIONS as CONSTRUCTIONS
     from jaxspec.heads.dflash.head import DFlashDrafter as DFlashDrafter, DFlashHead as DFlashHead
     from jaxspec.heads.dflash.initial import init as init
     from jaxspec.heads.dflash.training import DFlashRecipe as DFlashRecipe

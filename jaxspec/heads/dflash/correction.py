@@ -46,20 +46,19 @@ class Correction(abc.ABC):
     Its module has `start(tokens, states)`, which returns what it keeps between places: `tokens [b, 1]` are the anchors,
     and `states [b, 1, d]` those of their places, if it `reads_anchor`. The module is called with this, the number of a
     draft, the tokens `[b, 1]` before it, their embeddings `[b, 1, d]` if it `reads_embeddings`, and the states
-    `[b, 1, d]` and logits `[b, 1, n]` of the draft's place. It returns the corrected logits, and what it keeps. The
-    module of one that is `parallel` has `refine` instead.
+    `[b, 1, d]` and logits `[b, 1, n]` of the draft's place. It returns the corrected logits, and what it keeps. In a
+    tree, it is called with `w` nodes instead of one. The module of one that `selects` also has
+    `candidates(tokens, states, logits)`. The module of one that is `parallel` has `refine` instead.
 
     Attributes:
       SETTINGS: the settings of a head's configuration that it reads.
       parallel: whether it guesses all drafts at once.
       reads_embeddings: whether it reads the embeddings of tokens.
-      selects: whether it gives most tokens no probability, so that logits are processed before it.
     """
 
     SETTINGS: ClassVar[Mapping[str, Setting]] = {}
     parallel: ClassVar[bool] = False
     reads_embeddings: ClassVar[bool] = False
-    selects: ClassVar[bool] = False
 
     @classmethod
     @abc.abstractmethod
@@ -79,6 +78,16 @@ class Correction(abc.ABC):
     def token_rank(self) -> int:
         """The size of its embedding of a token, for a confidence head; 0 means that it has no such embedding."""
         return 0
+
+    @property
+    def candidates(self) -> int | None:
+        """The number of tokens that can be drafted at a place; `None` means all of them."""
+        return None
+
+    @property
+    def selects(self) -> bool:
+        """Whether it gives most tokens no probability, so that logits are processed before it."""
+        return self.candidates is not None
 
     @property
     def reads_anchor(self) -> bool:

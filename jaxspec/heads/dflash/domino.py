@@ -91,7 +91,7 @@ class DominoHead(nn.Module):
         """Returns the state before the anchor."""
         return jnp.zeros((*tokens.shape, self.spec.state), self.dtype)
 
-    def __call__(self, kept, place, tokens, embedded, states, logits) -> tuple[Float[Array, "b 1 n"], Any]:
+    def __call__(self, kept, place, tokens, embedded, states, logits) -> tuple[Float[Array, "b w n"], Any]:
         read = jnp.split(project(embedded.astype(self.dtype), self.read), 3, axis=-1)
         own = jnp.split(project(kept, self.recur), 3, axis=-1)
         reset, update = (jax.nn.sigmoid(a + b) for a, b in zip(read[:2], own[:2], strict=True))

@@ -148,11 +148,11 @@ class DFlashHead(Network):
         target: LanguageModel,
         kept: Any,
         place: Int[Array, ""],
-        tokens: Int[Array, "b 1"],
-        states: Float[Array, "b 1 d"],
-        logits: Float[Array, "b 1 n"],
-    ) -> tuple[Float[Array, "b 1 n"], Any]:
-        """Returns a draft's logits given the tokens before it, and what the correction keeps.
+        tokens: Int[Array, "b w"],
+        states: Float[Array, "b w d"],
+        logits: Float[Array, "b w n"],
+    ) -> tuple[Float[Array, "b w n"], Any]:
+        """Returns a draft's logits given the tokens before it, and what the correction keeps; of `w` nodes in a tree.
 
         Args:
           target: the model whose embedding the correction may read.
@@ -167,6 +167,12 @@ class DFlashHead(Network):
             return logits + self.added(self.before(tokens)), kept
         embedded = self.embed(target, tokens) if correction.reads_embeddings else None
         return self._apply("corrected", kept, place, tokens, embedded, states, logits)
+
+    def candidates(
+        self, tokens: Int[Array, "b w"], states: Float[Array, "b 1 d"], logits: Float[Array, "b w_or_1 n"]
+    ) -> tuple[Int[Array, "b w_or_1 c"], Float[Array, "b w c"]]:
+        """Returns the candidates of a draft, and their scores after each token; for a correction that `selects`."""
+        return self._apply("candidates", tokens, states, logits)
 
     def refined(
         self, tokens: Int[Array, "b 2"], states: Float[Array, "b m d"], logits: Float[Array, "b k n"]
@@ -321,11 +327,8 @@ class DFlashDrafter(AdjustableDrafter):
         )
         return DFlashState(cache.truncate(held), length_state, state.submitted)
 
-    def known(self, state: DFlashState, context: Context) -> Float[Array, "b k d"]:
-        """Runs one pass over the block, and returns the head's state of each place that predicts."""
-        return self._states(state, context)[:, -self.head.config.num_drafts :][:, : self.max_drafts]
-
-    def _states(self, state: DFlashState, context: Context) -> Float[Array, "b m d"]:
+    def states(self, state: DFlashState, context: Context) -> Float[Array, "b m d"]:
+        """Runs one pass over the block, and returns the state of each place, as `DFlashHead.blocks` does."""
         target = cast(LanguageModel, context.target)  # `check` rejects others
         embedded = self.head.embed(target, context.last)
         return self.head.blocks(embedded, context.length[:, None] - 1, state.cache)[:, 0]
@@ -333,7 +336,7 @@ class DFlashDrafter(AdjustableDrafter):
     def _draft(self, policy: Policy, longest, rng: Rng, state: DFlashState, context: Context) -> Proposal:
         """Runs one pass over the block, then draws all drafts."""
         head = self.head
-        last, states = context.last, self._states(state, context)
+        last, states = context.last, self.states(state, context)
         known = states[:, -head.config.num_drafts :][:, : self.max_drafts]
         draw = self._refine if self.deterministic else self._draw
         places, logits, log_probs = draw(policy, states, known, rng, context)

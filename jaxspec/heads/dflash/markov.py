@@ -104,7 +104,7 @@ class MarkovHead(nn.Module):
             return zeros
         return self._recur(zeros, self.before(tokens), states)[0]
 
-    def __call__(self, kept, place, tokens, embedded, states, logits) -> tuple[Float[Array, "b 1 n"], Any]:
+    def __call__(self, kept, place, tokens, embedded, states, logits) -> tuple[Float[Array, "b w n"], Any]:
         before = self.before(tokens)
         if self.spec.kind == "gated":
             latent = jax.nn.sigmoid(self.gate(jnp.concatenate([states, before], axis=-1))) * before
@@ -115,8 +115,8 @@ class MarkovHead(nn.Module):
         return logits + project(latent, self.markov_after).astype(jnp.float32), kept
 
     def _recur(
-        self, kept: Float[Array, "b 1 r"], before: Float[Array, "b 1 r"], states: Float[Array, "b 1 d"]
-    ) -> tuple[Float[Array, "b 1 r"], Float[Array, "b 1 r"]]:
+        self, kept: Float[Array, "b w r"], before: Float[Array, "b w r"], states: Float[Array, "b w d"]
+    ) -> tuple[Float[Array, "b w r"], Float[Array, "b w r"]]:
         joint = self.joint(jnp.concatenate([kept, before, states], axis=-1))
         gate, candidate, out = jnp.split(joint, 3, axis=-1)
         gate = jax.nn.sigmoid(gate)

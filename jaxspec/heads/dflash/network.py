@@ -284,9 +284,13 @@ class DFlashNetwork(nn.Module):
         """Returns what the correction keeps before the first draft, given the anchors and their places' states."""
         return self.correction.start(tokens, states)
 
-    def corrected(self, *given: Any) -> tuple[Float[Array, "b 1 n"], Any]:
+    def corrected(self, *given: Any) -> tuple[Float[Array, "b w n"], Any]:
         """Returns a draft's corrected logits, and what the correction keeps; see `Correction`."""
         return self.correction(*given)
+
+    def candidates(self, *given: Any) -> tuple[Int[Array, "b w_or_1 c"], Float[Array, "b w c"]]:
+        """Returns the candidates of a correction that selects, and their scores after each token."""
+        return self.correction.candidates(*given)
 
     def refined(self, *given: Any) -> Float[Array, "b k n"]:
         """Returns all drafts' logits from a parallel correction."""

@@ -45,8 +45,6 @@ class Selector(Correction):
         "selector_rank": SIZE.or_null(),
         "selector_top_k": integer(1, 4096).or_null(),
     }
-    selects = True
-
     rank: int
     top_k: int
 
@@ -60,6 +58,10 @@ class Selector(Correction):
         if top_k > target_tokens:
             raise SettingError("selector_top_k", f"expected at most the target's {target_tokens} tokens, got {top_k}")
         return cls(config["selector_rank"], top_k)
+
+    @property
+    def candidates(self):
+        return self.top_k
 
     def build(self, config, dtype):
         return SelectorHead(self, config.width, config.vocab_size, dtype)
@@ -89,12 +91,19 @@ class SelectorHead(nn.Module):
         """Returns nothing: the token before a draft is all that it depends on."""
         return ()
 
-    def __call__(self, kept, place, tokens, embedded, states, logits) -> tuple[Float[Array, "b 1 n"], Any]:
+    def __call__(self, kept, place, tokens, embedded, states, logits) -> tuple[Float[Array, "b w n"], Any]:
+        candidates, scores = self.candidates(tokens, states, logits)
+        blank = jnp.full(logits.shape, -jnp.inf, logits.dtype)
+        return jnp.put_along_axis(blank, candidates, scores, axis=-1, inplace=False), kept
+
+    def candidates(
+        self, tokens: Int[Array, "b w"], states: Float[Array, "b 1 d"], logits: Float[Array, "b w_or_1 n"]
+    ) -> tuple[Int[Array, "b w_or_1 c"], Float[Array, "b w c"]]:
+        """Returns the candidates of a place, and their scores after each token."""
         best, candidates = jax.lax.top_k(logits, self.spec.top_k)
         code = self.predecessors[tokens] * project(states, self.reduce)
         edges = jnp.sum(code[..., None, :] * self.successors[candidates], axis=-1).astype(jnp.float32)
-        blank = jnp.full(logits.shape, -jnp.inf, logits.dtype)
-        return jnp.put_along_axis(blank, candidates, best + edges, axis=-1, inplace=False), kept
+        return candidates, best + edges
 
 
 @dataclasses.dataclass(frozen=True)
