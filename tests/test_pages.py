@@ -3,6 +3,7 @@
 import pathlib
 import re
 
+import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
@@ -155,7 +156,9 @@ def test_a_page_s_python_runs(page, tmp_path, monkeypatch):
 
     monkeypatch.setattr(jaxspec, "load", load)
     monkeypatch.setattr("jaxspec.text.decoder.load", load)
-    # The head that ships is for the model that the page names.
+    # The heads that ship are for the model that the page names.
+    head = lambda _, target: jaxspec.heads.dflash.init(target, jax.random.key(0), capture=(0,), mlp_width=16)  # noqa: E731
+    monkeypatch.setattr(jaxspec, "load_head", head)
     monkeypatch.setattr("jaxspec.text.decoder.load_drafter", lambda *_, **options: jaxspec.NGramDrafter(k=2))
     names = examples.names(tmp_path)
     names |= {"module": Uniform(), "my_forward": lambda params, tokens: params[tokens], "params": jnp.eye(32_000, 8)}

@@ -6,7 +6,6 @@ a turn     1  drops what was cancelled or is out of time
            4  hands out text, and frees the slots of rows that ended
 """
 
-import dataclasses
 import logging
 import threading
 import time
@@ -18,12 +17,11 @@ import jax
 from jaxspec.core import validate
 from jaxspec.core.layout import Unsharded
 from jaxspec.core.programs import PROGRAMS
-from jaxspec.core.results import Generation, Status
-from jaxspec.core.state import GenerationState
 from jaxspec.decoding.room import bucket
 from jaxspec.serving.group import Group
-from jaxspec.serving.groups import Groups, Signature
+from jaxspec.serving.groups import Groups
 from jaxspec.serving.handle import CancelledError, Handle, QueueFullError
+from jaxspec.serving.job import Job
 from jaxspec.serving.pace import Pace
 from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.prompt import Prompt
@@ -31,7 +29,7 @@ from jaxspec.serving.share import Share
 from jaxspec.serving.waiting import Waiting
 from jaxspec.text.decoder import SpeculativeDecoder
 from jaxspec.text.request import TextOptions, TextRequest
-from jaxspec.text.result import RowText, TextResult, Timing, collect, new_rows
+from jaxspec.text.result import TextResult, Timing, collect, new_rows
 from jaxspec.text.stream import TextStream
 from jaxspec.verifiers.base import Verifier
 from jaxspec.verifiers.table import seeded_verifier
@@ -47,36 +45,10 @@ _CHUNKS, _IDLE_CHUNKS = 1, 4
 _PREFIX_BYTES = 2**28
 # The number of prompts that are fed at a time: a long one, and a short one that passes it.
 _PROMPTS = 2
+# Options of `submit` that make no other kind.
+_OF_SUBMIT = ("priority", "timeout", "cache_salt")
 # Seconds after which time limits are checked while all requests wait for their programs.
 _LOOK_SECONDS = 0.1
-
-
-@dataclasses.dataclass(eq=False)
-class _Job:
-    """Holds a request on its way through the engine."""
-
-    request: TextRequest
-    text: RowText
-    handle: Handle
-    deadline: float | None
-    priority: int
-    signature: Signature
-    began: float = dataclasses.field(default_factory=time.perf_counter)
-    first: tuple[float | None, int] = (None, 0)
-    tokens: int = 0
-    cancelled: bool = False
-    salt: str | None = None
-    prompt_alternatives: int | None = None
-    prompt: Prompt["_Job"] | None = None
-
-    @property
-    def over(self) -> BaseException | None:
-        """The reason to drop the request, if there is one."""
-        if self.cancelled:
-            return CancelledError("the request was cancelled")
-        if self.deadline is not None and time.perf_counter() > self.deadline:
-            return TimeoutError("the request was not complete within its time limit")
-        return None
 
 
 class Engine:
@@ -149,15 +121,15 @@ class Engine:
         room = bucket(given or min(_CAPACITY, context or _CAPACITY))
         self.capacity = room if context is None else min(room, context)
         self.slots, self._most_waiting, self.reused_tokens = int(slots), most_waiting, 0
-        self._waiting: Waiting[_Job] = Waiting()
-        self._prompts: list[Prompt[_Job]] = []
+        self._waiting: Waiting[Job] = Waiting()
+        self._prompts: list[Prompt[Job]] = []
         self._share, self._pace = Share(prompt_share), Pace(_TURN_SECONDS, _ROUNDS)
         self._prefixes = Prefixes(int(prefix_bytes))
         self._news = threading.Condition()
         self._changes = self._seen = 0
         self._idle = self._closing = self._drain = False
         self._failure: BaseException | None = None
-        self._groups: Groups[_Job] = Groups(self.slots, _ROUNDS, reuses=self._prefixes.keeps, changed=self._changed)
+        self._groups: Groups[Job] = Groups(self.slots, _ROUNDS, reuses=self._prefixes.keeps, changed=self._changed)
         self._thread = threading.Thread(target=self._run, name="jaxspec-engine", daemon=True)
         self._thread.start()
         try:
@@ -212,7 +184,7 @@ class Engine:
         handle = Handle(lambda: self._cancel(job))
         deadline = None if timeout is None else time.perf_counter() + timeout
         signature = self._groups.signature_of(request.arguments)
-        job = _Job(request, new_rows(request)[0], handle, deadline, priority, signature)
+        job = Job(request, new_rows(request)[0], handle, deadline, priority, signature)
         job.salt, job.prompt_alternatives = cache_salt, prompt_alternatives
         with self._news:
             self._check_open()
@@ -282,13 +254,14 @@ class Engine:
     def _warm(self, kinds: Sequence[Mapping[str, Any]]) -> Callable[[], bool]:
         """Compiles for kinds of requests; returns what says whether each can start."""
         most = {"max_new_tokens": min(2, self.capacity - 1)}
+        kinds = [{name: one for name, one in options.items() if name not in _OF_SUBMIT} for options in kinds]
         if isinstance(self.decoder.target.traits.placement, Unsharded):
             asked = [self._request([0], {**most, **options}) for options in kinds]
             return self._groups.warm([one.arguments for one in asked if not one.grammars])
         handles = [self.submit([0], **{**most, **options}) for options in kinds]
         return lambda: all(handle.done for handle in handles)
 
-    def _cancel(self, job: _Job) -> None:
+    def _cancel(self, job: Job) -> None:
         job.cancelled = True
         self._changed()
 
@@ -317,7 +290,8 @@ class Engine:
     def _wait(self) -> bool:
         """Waits until there is something to do; returns whether to go on."""
         with self._news:
-            if self._idle and not self._closing:  # programs are being compiled, and time limits may pass
+            # Programs are being compiled, and time limits may pass.
+            if self._idle and (self._drain or not self._closing):
                 self._news.wait_for(lambda: self._changes != self._seen, _LOOK_SECONDS)
             self._news.wait_for(lambda: self._waiting or self.running or self._closing)
             self._seen = self._changes
@@ -353,9 +327,10 @@ class Engine:
             if reason := prompt.job.over:
                 self._end_prompt(prompt, reason)
 
-    def _end_prompt(self, prompt: Prompt[_Job], reason: BaseException) -> None:
+    def _end_prompt(self, prompt: Prompt[Job], reason: BaseException) -> None:
         """Ends a request whose prompt is being fed, and drops its row."""
-        self._prompts.remove(prompt)
+        if prompt in self._prompts:  # otherwise its row has ended
+            self._prompts.remove(prompt)
         prompt.job.prompt = None
         prompt.job.handle.end(reason)
 
@@ -370,22 +345,24 @@ class Engine:
         began = _work_time()
         if (job := self._next(decoded)) is not None:
             self._take_up(job)
-        # The newest one: it was let pass.
-        prompt = next((one for one in reversed(self._prompts) if one.left > 0 or self._has_slot(one)), None)
-        if prompt is None:
-            return job is not None
-        try:
-            if prompt.left > 0:
-                prompt.feed(_CHUNKS if decoded else _IDLE_CHUNKS)
-            if prompt.left == 0 and self._has_slot(prompt):
-                self._start(prompt)
-        except (TypeError, ValueError) as error:  # of this request alone
-            self._end_prompt(prompt, error)
+        if (prompt := self._due()) is not None:
+            try:
+                if prompt.left > 0:
+                    prompt.feed(_CHUNKS if decoded else _IDLE_CHUNKS)
+                if prompt.left == 0 and self._has_slot(prompt):
+                    self._start(prompt)
+            except (TypeError, ValueError) as error:  # of this request alone
+                self._end_prompt(prompt, error)
         if decoded:
             self._share.fed(_work_time() - began)
-        return True
+        return job is not None or prompt is not None
 
-    def _next(self, decoded: int) -> _Job | None:
+    def _due(self) -> Prompt[Job] | None:
+        """Returns the prompt whose turn it is: one that is fed and has a slot, or the newest, which was let pass."""
+        fed = (one for one in self._prompts if one.left == 0 and self._has_slot(one))
+        return next(fed, None) or next((one for one in reversed(self._prompts) if one.left > 0), None)
+
+    def _next(self, decoded: int) -> Job | None:
         """Removes the request that is to begin from those that wait; `None` if none can."""
         if decoded + len(self._prompts) >= self.slots or len(self._prompts) == _PROMPTS:
             return None
@@ -405,7 +382,7 @@ class Engine:
                 blocked.add(job.signature)
         return None
 
-    def _can_begin(self, job: _Job) -> bool:
+    def _can_begin(self, job: Job) -> bool:
         """Returns whether the programs of a request are compiled, with a free slot; otherwise asks for them."""
         if job.request.grammars:  # decoded without the others
             return True
@@ -416,11 +393,11 @@ class Engine:
         waiting = sum(one.signature == kind for one in self._waiting)
         return self._groups.width_for(kind, job.request.arguments, 1 + alike, waiting - 1) is not None
 
-    def _has_slot(self, prompt: Prompt[_Job]) -> bool:
+    def _has_slot(self, prompt: Prompt[Job]) -> bool:
         """Returns whether a prompt that was fed can be decoded."""
         return self._groups.width_for(prompt.job.signature, prompt.arguments, 1) is not None
 
-    def _take_up(self, job: _Job) -> None:
+    def _take_up(self, job: Job) -> None:
         """Begins a request, or decodes its text if it cannot share a program."""
         prompt = None
         try:
@@ -443,7 +420,7 @@ class Engine:
             job.handle.end(error)
             raise
 
-    def _start(self, prompt: Prompt[_Job]) -> None:
+    def _start(self, prompt: Prompt[Job]) -> None:
         """Gives a slot to a prompt that was fed."""
         if prompt.scores is not None:
             prompt.job.handle.prompt_scores = jax.device_get(prompt.scores)
@@ -452,7 +429,7 @@ class Engine:
         if prompt.done:
             self._complete(group, slot, prompt.job)
 
-    def _follow(self, job: _Job) -> None:
+    def _follow(self, job: Job) -> None:
         """Decodes a text whose grammar the host follows, without the others."""
         stream = TextStream[str, TextResult](job.request)
         try:
@@ -467,7 +444,7 @@ class Engine:
         except (FloatingPointError, ValueError) as error:
             job.handle.end(error)
 
-    def _advance(self, kind: int, group: Group[_Job]) -> None:
+    def _advance(self, kind: int, group: Group[Job]) -> None:
         for slot, job in list(group.live.items()):
             if reason := job.over:
                 group.release(slot)
@@ -494,7 +471,7 @@ class Engine:
             if found.done[slot] or job.text.stopped:
                 self._complete(group, slot, job)
 
-    def _complete(self, group: Group[_Job], slot: int, job: _Job) -> None:
+    def _complete(self, group: Group[Job], slot: int, job: Job) -> None:
         """Hands out the result of a row that has ended, and frees its slot."""
         row, generation = group.take(slot)
         timing = Timing(time.perf_counter() - job.began, job.tokens, *job.first)
@@ -503,14 +480,8 @@ class Engine:
         except (FloatingPointError, ValueError) as error:  # of this request alone
             job.handle.end(error)
         group.release(slot)
-        self._keep(job, row, generation)
-
-    def _keep(self, job: _Job, row: GenerationState, generation: Generation) -> None:
-        """Keeps the caches of a text that has ended."""
-        prompt = job.prompt
-        if prompt is not None and prompt.continues and generation.status[0] == Status.OK:
-            new = generation.tokens[0, : int(generation.length[0])].tolist()
-            self._prefixes.add(prompt.prefix(row, [*prompt.ids, *new], self.slots))
+        if job.prompt is not None:
+            job.prompt.keep(self._prefixes, row, generation, self.slots)
 
     def _end_all(self, reason: BaseException) -> None:
         with self._news:

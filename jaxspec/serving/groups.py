@@ -106,7 +106,7 @@ class Groups(Generic[_Job]):
     def warm(self, kinds: Sequence[Arguments]) -> Callable[[], bool]:
         """Compiles for kinds of requests; returns what says whether each can start. Not for a mesh."""
         (first, *others) = [(0, width) for width in widths(self._slots)]
-        others += itertools.permutations(widths(self._slots), 2)
+        others += [(old, new) for old, new in itertools.permutations(widths(self._slots), 2) if new >= old // 2]
         numbers = [self.signature_of(arguments)[0] for arguments in kinds]
         for number, arguments in zip(numbers, kinds, strict=True):
             self._can_move(number, arguments, *first)

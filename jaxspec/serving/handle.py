@@ -85,7 +85,7 @@ class Handle:
         return self._end.is_set()
 
     def cancel(self) -> None:
-        """Drops the request; nothing happens if it has ended. Its slot is free after the current round."""
+        """Drops the request; nothing happens if it has ended. Its slot is free after the current rounds."""
         self._cancel()
 
     def result(self, timeout: float | None = None) -> TextResult:

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxspec.core.model import Model
 from jaxspec.core.prefill import in_chunks
+from jaxspec.core.results import Generation, Status
 from jaxspec.core.state import GenerationState
 from jaxspec.decoding.feeding import Feeding, feed_scored, feed_some, start_feeding
 from jaxspec.decoding.options import Arguments
@@ -62,7 +63,6 @@ class Prompt(Generic[_Job]):
         self.feeding = start_feeding(arguments)
         left, done = jax.device_get((self.feeding.left, self.feeding.row.done))
         self.left, self.done = int(left), bool(done[0])
-        self.grace = self.left
         target, row, self._width = arguments.target, self.feeding.row, self.feeding.width
         self.chunk = in_chunks(target, arguments.rows.prompt)[1]
         self._kind = salt, kind_of(target.traits, row.cache, row.drafter_state)
@@ -72,6 +72,7 @@ class Prompt(Generic[_Job]):
             self.scores = PromptScores.blank(self._width, alternatives)
             self.left = -(-(len(ids) - 1) // self.chunk)  # also of a row that is to emit nothing
             self.feeding = dataclasses.replace(self.feeding, left=np.int32(self.left))
+        self.grace = self.left
 
     def take_from(self, prefixes: Prefixes) -> None:
         """Takes the first chunks from a text that begins like the prompt, if there is one."""
@@ -113,6 +114,12 @@ class Prompt(Generic[_Job]):
             feed = _scoring(self.arguments, self.scores)
             self.feeding, self.scores = feed(feeding=self.feeding, scores=self.scores, chunks=np.int32(chunks))
         self.left = int(jax.device_get(self.feeding.left))
+
+    def keep(self, prefixes: Prefixes, row: GenerationState, generation: Generation, slots: int) -> None:
+        """Keeps the caches of a row that has ended with this result, if other prompts can begin with them."""
+        if self.continues and generation.status[0] == Status.OK:
+            new = generation.tokens[0, : int(generation.length[0])].tolist()
+            prefixes.add(self.prefix(row, [*self.ids, *new], slots))
 
     def prefix(self, row: GenerationState, text: Sequence[int], slots: int) -> Prefix:
         """Returns what prompts that begin like this request's text can take from its row.

@@ -13,7 +13,7 @@ FALSE_ALARM = 1e-4
 
 
 @typed()
-def chi_square(counts: np.ndarray | Sequence[float], probs: np.ndarray | Sequence[float]) -> float:
+def chi_square(counts: np.ndarray | Sequence[int | float], probs: np.ndarray | Sequence[float]) -> float:
     """Returns the p-value of counts under a distribution.
 
     Args:
@@ -62,7 +62,7 @@ def independence(table: Shaped[np.ndarray, "n m"]) -> float:
 
 @typed("probs", "counts", tests=(1, 2**63))
 def same_distribution(
-    probs: np.ndarray | Sequence[float], counts: np.ndarray | Sequence[float], *, tests: int = 1
+    probs: np.ndarray | Sequence[float], counts: np.ndarray | Sequence[int | float], *, tests: int = 1
 ) -> None:
     """Fails if counts do not come from a distribution, at the false-alarm rate `FALSE_ALARM`, 1e-4.
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from jaxtyping import Num
 
 from jaxspec.core.processing import Processor
 from jaxspec.core.results import Report
@@ -16,6 +17,8 @@ _Kind = TypeVar("_Kind", bound=Processor)
 
 # Requests of up to this many alternatives share a program, or of up to a power of two times it.
 _ALTERNATIVES = 20
+# Lists of up to this many tokens share a program, and those of up to its square, its cube and so on.
+_LISTED = 16
 
 
 def alike_processors(made: Sequence[Processor]) -> tuple[Processor, ...]:
@@ -69,3 +72,20 @@ def _of(made: Sequence[Processor], kind: type[_Kind], neutral: _Kind) -> _Kind:
 def _to_bucket(values: Any, fill: int) -> np.ndarray:
     values = np.asarray(values)
     return np.pad(values, (0, bucket(len(values)) - len(values)), constant_values=fill)
+
+
+def padded_bias(biases: LogitBias) -> LogitBias:
+    """Returns equal biases, with a size that most requests share."""
+    ids, values = biases.tokens, biases.bias
+    if not isinstance(ids, np.ndarray) or not isinstance(values, np.ndarray):  # not numbers, which `check` refuses
+        return biases
+    return LogitBias(filled(ids, -1), filled(values, 0.0))
+
+
+def filled(values: Any, fill: int | float) -> Num[np.ndarray, "n"]:
+    """Returns a list filled up to one of a few lengths, so that it is data of a program and not its shape."""
+    array = np.asarray(values)
+    size = _LISTED
+    while size < len(array):
+        size *= _LISTED
+    return np.pad(array, (0, size - len(array)), constant_values=fill)

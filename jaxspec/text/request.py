@@ -10,7 +10,7 @@ from typing import Any, Self, TypeAlias
 
 import jax
 import numpy as np
-from jaxtyping import Int, Num
+from jaxtyping import Int
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import check_policy, validate
@@ -31,7 +31,7 @@ from jaxspec.grammar.texts import token_texts
 from jaxspec.processors.bias import LogitBias
 from jaxspec.processors.excluded import AllowedTokens, MinNewTokens
 from jaxspec.processors.penalties import Penalties
-from jaxspec.text.alike import alike_processors, alike_report
+from jaxspec.text.alike import alike_processors, alike_report, filled, padded_bias
 from jaxspec.text.detokenizer import StopStrings
 from jaxspec.verifiers.base import Verifier
 
@@ -40,8 +40,6 @@ Asked: TypeAlias = str | Grammar | None
 
 # Texts of up to this many stop tokens share a program, or of up to a multiple.
 _STOP_TOKENS = 8
-# Lists of up to this many tokens share a program, and those of up to its square, its cube and so on.
-_LISTED = 16
 # The name, in errors, of a value that all processes share besides the seed.
 _PROCESSORS = "kinds of processors (a slow host may give up on the table of a grammar: pass a smaller one)"
 # From names of values in processors' errors to names of options.
@@ -387,7 +385,7 @@ def make_processors(
     found: list[Processor] = []
     with _named_as_options():
         if options.logit_bias is not None:
-            found.append(_padded_bias(LogitBias.of(options.logit_bias)))
+            found.append(padded_bias(LogitBias.of(options.logit_bias)))
         strengths = (options.repetition_penalty, options.presence_penalty, options.frequency_penalty)
         if any(strength is not None for strength in strengths):
             found.append(Penalties(*strengths))
@@ -401,30 +399,13 @@ def make_processors(
         listed = _ids("allowed_tokens", options.allowed_tokens, vocab_size)
         if not listed:
             raise ValueError("allowed_tokens is empty, so every answer would be empty; list a token, or leave it out")
-        found.append(AllowedTokens(_filled([*listed, *stop_tokens], -1)))
+        found.append(AllowedTokens(filled([*listed, *stop_tokens], -1)))
     if any(grammar is not None for grammar in grammars):
         if not stop_tokens:
             raise ValueError("a grammar ends a text by a stop token, got stop_tokens=(); leave it out")
         table = _table(tuple(grammars), tokenizer, vocab_size)
         found.append(table or HostMasks(drafter.lengths[-1], drafter.max_drafts))
     return (*found, *as_tuple(options.processors))
-
-
-def _padded_bias(biases: LogitBias) -> LogitBias:
-    """Returns equal biases, with a size that most requests share."""
-    ids, values = biases.tokens, biases.bias
-    if not isinstance(ids, np.ndarray) or not isinstance(values, np.ndarray):  # not numbers, which `check` refuses
-        return biases
-    return LogitBias(_filled(ids, -1), _filled(values, 0.0))
-
-
-def _filled(values: Any, fill: int | float) -> Num[np.ndarray, "n"]:
-    """Returns a list filled up to one of a few lengths, so that it is data of a program and not its shape."""
-    array = np.asarray(values)
-    size = _LISTED
-    while size < len(array):
-        size *= _LISTED
-    return np.pad(array, (0, size - len(array)), constant_values=fill)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ _LIVE = (1, 2, 4, 8, 16)
 _TOKENS = 160
 _CAPACITY = 512
 _SKEWED, _BATCH = 200, 8
-# A text of about 1,500 tokens for a second turn, and one of about 2,000 that is fed beside a neighbour.
+# A text of about 1,500 tokens for a second turn, and one of about 2,000 that is fed while a row is decoded.
 _TURN_WORDS, _PROMPT_WORDS = 1100, 1450
 
 
@@ -86,7 +86,7 @@ def prompt(model_name: str, repeats: int) -> None:
     """Prints a row's median time between tokens while a prompt of 2,000 tokens is fed, over that of the row alone."""
     show_machine()
     with _warm(model_name, None, slots=2, capacity=3072) as engine:
-        found: dict[str, list[float]] = {"alone": [], "beside": []}
+        found: dict[str, list[float]] = {"alone": [], "fed": []}
         for repeat in range(repeats + 1):
             for name in found:
                 row = engine.submit("Once upon a time", max_new_tokens=400, temperature=0, stop_tokens=())
@@ -96,14 +96,14 @@ def prompt(model_name: str, repeats: int) -> None:
                     if count > 20 and (name == "alone" or (fed is not None and not fed.done)):
                         gaps.append(now - last)
                     last = now
-                    if count == 20 and name == "beside":
+                    if count == 20 and name == "fed":
                         text = _words(_PROMPT_WORDS, repeat)
                         fed = engine.submit(text, max_new_tokens=1, temperature=0)
                 if repeat > 0 and gaps:
                     found[name].append(statistics.median(gaps))
     for name, values in found.items():
         show(f"time between pieces of a row, {name}, ms", f"{statistics.median(values) * 1e3:.1f}")
-    show_ratio("beside / alone", Spread.of_ratios(found["beside"], found["alone"]))
+    show_ratio("while fed / alone", Spread.of_ratios(found["fed"], found["alone"]))
 
 
 def _warm(model_name: str, drafter: str | None, **options: Any) -> jaxspec.Engine:

@@ -203,7 +203,7 @@ def test_what_does_not_fit_is_refused(model, tokens, error, message):
 
 
 def test_a_round_in_which_no_row_drafts_writes_no_distribution_over_the_vocabulary():
-    """What only a verification of drafts reads is computed within its branch: a loop of at most one trip."""
+    """Arrays that only a verification of drafts reads are computed within its branch: a loop of at most one trip."""
     length = jaxspec.Adaptive((1.0, 1.2), lengths=(0, 2))
     model = jaxspec.ModelDrafter(DRAFT, k=length, draft_vocabulary=IDS)
     one = Round(TARGET, jaxspec.HybridDrafter(jaxspec.NGramDrafter(k=length), model), jaxspec.TokenVerifier())

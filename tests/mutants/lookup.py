@@ -56,8 +56,8 @@ MUTANTS = (
     Mutant(
         "copied drafts are reported with a distribution",
         _HYBRID,
-        "log_probs = jnp.where(pick[..., None], one_hot(tokens, log_probs.shape[2]), log_probs)",
-        "log_probs = log_probs + 0.0",
+        "return jnp.where(self.copied[:, None, None], one_hot(tokens, drafted.shape[2]), drafted)",
+        "return drafted + 0.0",
         (_NO_PROBS,),
         slow=True,
     ),

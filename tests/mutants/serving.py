@@ -197,7 +197,7 @@ MUTANTS = (
     ),
     Mutant(
         "lists of tokens have programs of their own",
-        "text/request.py",
+        "text/alike.py",
         "    while size < len(array):\n        size *= _LISTED\n",
         "    size = len(array)\n",
         (f"{_ENGINE}::test_lists_of_tokens_are_data_of_a_program",),

@@ -284,7 +284,7 @@ def test_wrong_requests_leave_the_engine_alone(engine, target):
         jaxspec.Engine(target, "ngram", prompt_share=0)
     with pytest.raises(TypeError, match="allowed_tokens must be a list of token ids, got array"):
         engine.submit("the sea", allowed_tokens=np.array(3))
-    with pytest.raises(TypeError, match="drain must be True or False, got 'all'"):
+    with pytest.raises(TypeError, match="drain"):
         engine.close(drain="all")
     check(engine, target, [("hello world", {"temperature": 0, "max_new_tokens": 4})])
 

@@ -1,4 +1,4 @@
-"""Turns take about the time that they should, whatever a round takes."""
+"""Turns take about the time that they should, for rounds of any length."""
 
 import pytest
 

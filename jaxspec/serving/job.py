@@ -1,0 +1,54 @@
+"""Defines `Job`, a request on its way through an engine."""
+
+import dataclasses
+import time
+
+from jaxspec.serving.groups import Signature
+from jaxspec.serving.handle import CancelledError, Handle
+from jaxspec.serving.prompt import Prompt
+from jaxspec.text.request import TextRequest
+from jaxspec.text.result import RowText
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+    """Holds a request on its way through an engine.
+
+    Attributes:
+      request: the request.
+      text: what is decoded so far.
+      handle: what the caller holds.
+      deadline: when to drop it, on the clock of `time.perf_counter`; `None` for no limit.
+      priority: requests with a smaller number start first.
+      signature: that of its group.
+      began: when it was submitted.
+      first: the seconds until its first tokens, and their number.
+      tokens: the number of tokens so far.
+      cancelled: whether nobody waits for it.
+      salt: only texts with an equal one continue each other.
+      prompt_alternatives: the number of likely tokens to report at each position of the prompt; `None` for no report.
+      prompt: the prompt, from when it is fed.
+    """
+
+    request: TextRequest
+    text: RowText
+    handle: Handle
+    deadline: float | None
+    priority: int
+    signature: Signature
+    began: float = dataclasses.field(default_factory=time.perf_counter)
+    first: tuple[float | None, int] = (None, 0)
+    tokens: int = 0
+    cancelled: bool = False
+    salt: str | None = None
+    prompt_alternatives: int | None = None
+    prompt: Prompt["Job"] | None = None
+
+    @property
+    def over(self) -> BaseException | None:
+        """The reason to drop the request, if there is one."""
+        if self.cancelled:
+            return CancelledError("the request was cancelled")
+        if self.deadline is not None and time.perf_counter() > self.deadline:
+            return TimeoutError("the request was not complete within its time limit")
+        return None
