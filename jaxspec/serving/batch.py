@@ -1,19 +1,16 @@
 """Answers requests in the form of OpenAI's batches: rows with a `custom_id`, a `method`, a `url` and a `body`."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.core.validate import shown
 from jaxspec.serving.answers import Answers
 from jaxspec.serving.engine import Engine
 from jaxspec.serving.errors import ApiError, of_engine
-from jaxspec.serving.fields import Asked, read_chat, read_completion
+from jaxspec.serving.fields import read_chat, read_completion
 from jaxspec.serving.handle import Handle
 
-_READERS: Mapping[str, Callable[[Any, Any], Asked]] = MappingProxyType(
-    {"/v1/completions": read_completion, "/v1/chat/completions": read_chat}
-)
+_COMPLETIONS, _CHATS = "/v1/completions", "/v1/chat/completions"
 # Options of all rows that concern these too; a body has the others.
 _OPTIONS = ("priority", "timeout")
 
@@ -54,17 +51,23 @@ class BatchRequest:
         if row.get("method", "POST") != "POST":
             raise ApiError(405, f"method must be POST, got {shown(row['method'])}", param="method")
         url = row.get("url")
-        if not isinstance(url, str) or url not in _READERS:
-            raise ApiError(404, f"url must be {' or '.join(_READERS)}, got {shown(url)}", param="url")
+        if url not in (_COMPLETIONS, _CHATS):
+            raise ApiError(404, f"url must be {_COMPLETIONS} or {_CHATS}, got {shown(url)}", param="url")
         tokenizer = engine.decoder.tokenizer
-        asked = _READERS[url](row.get("body"), tokenizer)
+        body = row.get("body")
+        if url == _CHATS:
+            asked = read_chat(body, tokenizer, engine.decoder.target.vocab_size)
+        else:
+            asked = read_completion(body, tokenizer)
         if asked.stream:
             raise ApiError(400, "a batch has no streams; leave stream out", param="stream")
         for index in range(len(asked.prompts) * asked.answers):
             ids, seed = asked.prompts[index // asked.answers], asked.seed_of(index)
             self._handles.append(engine.submit(ids, seed=seed, **{**options, **asked.options}))
         cached = lambda: sum(handle.reused_tokens for handle in self._handles[:: asked.answers])  # noqa: E731
-        self._answers = Answers(asked, str(row["body"].get("model") or "jaxspec"), tokenizer, cached=cached)
+        scores = lambda index: self._handles[index].prompt_scores  # noqa: E731
+        model = str(row["body"].get("model") or "jaxspec")
+        self._answers = Answers(asked, model, tokenizer, cached=cached, scores=scores)
 
     def cancel(self) -> None:
         """Drops what is not complete."""

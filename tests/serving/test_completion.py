@@ -1,13 +1,15 @@
 """Files of prompts are completed in order, and interrupted runs go on."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.serving import complete_file
-from tests._fixtures import text_models
+from jaxspec.serving import batch, complete_file
+from jaxspec.serving.handle import Handle
+from tests._fixtures import scripted, text_models
 
 ROWS = [
     {"prompt": "the sea", "id": "first"},
@@ -126,6 +128,8 @@ BATCH = [
     {"url": "/v1/completions", "method": "GET", "body": {"prompt": "the sea"}},
     {"url": "/v1/completions"},
     {"url": "/v1/completions", "body": {"prompt": "the sea " * 60}},
+    {"url": "/v1/completions", "body": {"prompt": "the sea", "max_tokens": 1, "logprobs": 1, "echo": True}},
+    {"url": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": "a"}], "prompt_logprobs": 1}},
 ]
 
 
@@ -139,13 +143,40 @@ def test_requests_of_a_batch_have_answers_in_its_form(engine, tmp_path):
     assert [answer["custom_id"] for answer in answers] == [row["custom_id"] for row in rows]
     assert [set(answer) for answer in answers] == [{"id", "custom_id", "response", "error"}] * len(rows)
     statuses = [answer["response"]["status_code"] for answer in answers]
-    assert statuses == [200, 200, 200, 400, 400, 404, 405, 400, 400] and len(plain["token_ids"]) == 5
+    assert statuses == [200, 200, 200, 400, 400, 404, 405, 400, 400, 200, 200] and len(plain["token_ids"]) == 5
     bodies = [answer["response"]["body"] for answer in answers]
     expected = list(jaxspec.complete(engine, ["the sea", "a"], temperature=0, max_new_tokens=4))
     assert [choice["text"] for choice in bodies[0]["choices"]] == [result.text for result in expected]
     assert bodies[0]["model"] == "m" and bodies[1]["object"] == "chat.completion" and len(bodies[1]["choices"]) == 2
     assert len(bodies[2]["choices"][0]["logprobs"]["tokens"]) == bodies[2]["usage"]["completion_tokens"]
-    assert [body["error"]["param"] for body in bodies[3:]] == [None, "stream", "url", "method", None, None]
+    assert [body["error"]["param"] for body in bodies[3:9]] == [None, "stream", "url", "method", None, None]
+    echoed = bodies[9]["choices"][0]["logprobs"]["token_logprobs"]
+    assert len(echoed) == bodies[9]["usage"]["total_tokens"] and echoed[0] is None and max(echoed[1:]) <= 0
+    assert len(bodies[10]["prompt_logprobs"]) == bodies[10]["usage"]["prompt_tokens"]
+
+
+def test_rows_of_a_batch_have_the_scores_of_their_prompt_and_the_width_of_the_logits(monkeypatch):
+    """As requests of the server have; nothing is decoded here."""
+    tokenizer, handle, submitted, made = scripted.tokenizer(), Handle(lambda: None), {}, {}
+    target = SimpleNamespace(vocab_size=tokenizer.vocab_size + 8)
+
+    class Held(jaxspec.Engine):
+        open, decoder = True, SimpleNamespace(tokenizer=tokenizer, target=target)
+
+        def __init__(self):
+            pass
+
+        def submit(self, ids, **options):
+            submitted.update(options)
+            return handle
+
+    monkeypatch.setattr(batch, "Answers", lambda *_, **options: made.update(options))
+    body = {"messages": scripted.asks("a"), "prompt_logprobs": 1, "thinking_token_budget": 3}
+    batch.BatchRequest(Held(), {"custom_id": "a", "url": "/v1/chat/completions", "body": body}, {})
+    handle.prompt_scores = scores = object()
+    assert made["scores"](0) is scores
+    [budget] = submitted["processors"]
+    budget.check(1, target.vocab_size)
 
 
 def test_a_batch_is_completed_in_memory_too(engine):
