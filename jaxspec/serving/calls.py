@@ -1,7 +1,7 @@
 """Reads calls of functions from a model's text, character by character, in the notations of several model families."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Protocol
 
 _SPACE = " \t\r\n"
@@ -66,28 +66,35 @@ class JsonCall:
 
     Example:
         >>> from jaxspec.serving.calls import JsonCall
-        >>> call = JsonCall()
+        >>> call = JsonCall({"add"})
         >>> for char in '{"name": "add", "arguments": {"x": 1}}':
         ...     call.push(char)
         >>> call.news[0], "".join(text for kind, text in call.news[1:]), call.done
         (('name', 'add'), '{"x": 1}', True)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Container[str]) -> None:
+        """Takes the names of the functions: an object with another name, or with more members, is no call."""
         self.news: list[tuple[str, str]] = []
         self.done = self.failed = False
+        self._names = names
         self._key: str | None = None
         self._value: _Value | None = None
         self._expects = "{"
-        self._named = False
+        self._name: str | None = None  # held back until there are arguments, or the end
         self._held: str | None = None  # arguments before the name
         self._given = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether the object has begun."""
+        return self._expects != "{"
 
     def push(self, char: str) -> None:
         """Adds a character."""
         if self.done or self.failed:
             return
-        if self._value is not None and self._take(self._value, char):
+        if self._value is not None and (self._take(self._value, char) or self.done or self.failed):
             return
         if char in _SPACE:
             return
@@ -126,58 +133,60 @@ class JsonCall:
     def _finish(self, text: str, *, streamed: bool) -> None:
         """Ends a key or a value."""
         try:
-            found = None if streamed else json.loads(text)
+            found = None if streamed else json_of(text)
         except (ValueError, RecursionError):
             self._fail()
             return
         if self._expects == "key":
             self._key, self._expects = found, ":"
-            if self._key not in (*_NAMES, *_ARGUMENTS, *_OTHERS):
+            known = self._key in (*_NAMES, *_ARGUMENTS, *_OTHERS)
+            if not known or (self._given and self._key in _ARGUMENTS):
                 self._fail()
             return
         self._expects = ","
         if self._key in _ARGUMENTS and not streamed:
             self._other_arguments(found)
         elif self._key in _NAMES:
-            if not isinstance(found, str) or not found or self._named:
+            if not isinstance(found, str) or found not in self._names or self._name is not None:
                 self._fail()
                 return
-            self._named = True
-            self.news.append(("name", found))
+            self._name = found
             if self._held is not None:
-                self.news.append(("arguments", self._held))
+                self.news += [("name", found), ("arguments", self._held)]
 
     def _other_arguments(self, found: Any) -> None:
         """Takes arguments that are no object: none, or the text of an object."""
         if isinstance(found, str):
             try:
-                inner = json.loads(found)
+                inner = json_of(found)
             except (ValueError, RecursionError):
                 inner = None
             if isinstance(inner, dict):
-                self._pass_on(found)
+                self._pass_on(found if is_text(found) else json_text(inner))
                 return
         if found is not None and found != "":
             self._fail()
 
     def _pass_on(self, text: str) -> None:
         self._given = True
-        if self._named:
-            self.news.append(("arguments", text))
-        else:
+        if self._name is None:
             self._held = (self._held or "") + text
+            return
+        if not self.news:
+            self.news.append(("name", self._name))
+        self.news.append(("arguments", text))
 
     def _close(self) -> None:
-        if not self._named:
+        if self._name is None:
             self._fail()
             return
         self.done = True
         if not self._given:
-            self.news.append(("arguments", "{}"))
+            self.news += [("name", self._name), ("arguments", "{}")]
 
     def _fail(self) -> None:
         """Gives up; a call whose name was passed on has ended instead."""
-        self.done, self.failed = self._named, not self._named
+        self.done, self.failed = bool(self.news), not self.news
 
 
 class ListedCalls:
@@ -188,16 +197,18 @@ class ListedCalls:
 
     Example:
         >>> from jaxspec.serving.calls import ListedCalls
-        >>> calls = ListedCalls()
+        >>> calls = ListedCalls({"add"})
         >>> for char in 'add[ARGS]{"x": 1}':
         ...     calls.push(char)
         >>> calls.news[0], calls.done
         (('name', 'add'), True)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Container[str]) -> None:
+        """Takes the names of the functions: what has another name is no call."""
         self.news: list[tuple[str, str]] = []
         self.done = self.failed = False
+        self._names = names
         self._call: JsonCall | None = None
         self._value: _Value | None = None
         self._name: str | None = None
@@ -214,7 +225,7 @@ class ListedCalls:
                 self.news.append(("arguments", char))
             self.done = self._value.ended
         elif self._name is None and char == "[":
-            self._call = JsonCall()
+            self._call = JsonCall(self._names)
         elif self._name is not None or char not in _SPACE:
             self._named(char)
 
@@ -225,8 +236,8 @@ class ListedCalls:
             self.failed = len(self._name) > _LONGEST
             return
         name = (self._name or "").replace("[CALL_ID]", "[ARGS]").split("[ARGS]")[0].strip()
-        self.failed = not name
-        if name:
+        self.failed = name not in self._names
+        if not self.failed:
             self._value = _Value()
             self._value.push(char)
             self.news += [("name", name), ("arguments", char)]
@@ -235,10 +246,10 @@ class ListedCalls:
         """Adds a character of a list of calls."""
         if call.done:
             if char == ",":
-                self._call = JsonCall()
+                self._call = JsonCall(self._names)
             self.done = char == "]"
             return
-        if char == "]" and not call.news and self._count == 0 and not call.failed:
+        if char == "]" and self._count == 0 and not call.begun:
             self.failed = True  # an empty list
             return
         before = len(call.news)
@@ -257,7 +268,7 @@ class TaggedCall:
 
     Example:
         >>> from jaxspec.serving.calls import TaggedCall
-        >>> call = TaggedCall({})
+        >>> call = TaggedCall({"add": {}})
         >>> for char in "<function=add><parameter=x>1</parameter></function>":
         ...     call.push(char)
         >>> call.news
@@ -265,7 +276,10 @@ class TaggedCall:
     """
 
     def __init__(self, schemas: Mapping[str, Any]) -> None:
-        """Takes the schema of the arguments of each function, by name, which says what is text."""
+        """Takes the schema of the arguments of each function, by name, which says what is text.
+
+        What has another name is no call.
+        """
         self.news: list[tuple[str, str]] = []
         self.done = self.failed = False
         self._schemas = schemas
@@ -293,7 +307,8 @@ class TaggedCall:
     def _tag(self, tag: str) -> None:
         if self._name is None and tag.startswith("<function=") and len(tag) > len("<function=>"):
             self._name = tag.removeprefix("<function=")[:-1].strip()
-            self.news.append(("name", self._name))
+            self.failed = self._name not in self._schemas
+            self.news += [] if self.failed else [("name", self._name)]
         elif self._name is None:
             self.failed = True
         elif tag.startswith("<parameter="):
@@ -306,7 +321,7 @@ class TaggedCall:
         text = text.removeprefix("\n").removesuffix("\n")
         value = text if self._is_text(key) else _read(text)
         before = ", " if self._count else "{"
-        self.news.append(("arguments", f"{before}{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}"))
+        self.news.append(("arguments", f"{before}{json.dumps(key)}: {json_text(value)}"))
         self._count += 1
 
     def _is_text(self, key: str) -> bool:
@@ -326,6 +341,56 @@ def _read(text: str) -> Any:
     if text.strip() in words:
         return words[text.strip()]
     try:
-        return json.loads(text)
+        found = json_of(text)
+        json_text(found)
     except (ValueError, RecursionError):
         return text
+    return found
+
+
+def json_of(text: str) -> Any:
+    """Returns the value of a JSON text.
+
+    Raises:
+      ValueError: it is not JSON; `NaN` and `Infinity` are not.
+
+    Example:
+        >>> from jaxspec.serving.calls import json_of
+        >>> json_of('{"x": 1}')
+        {'x': 1}
+    """
+    return json.loads(text, parse_constant=_no_constant)
+
+
+def json_text(value: Any) -> str:
+    """Returns a value as JSON; with escapes if it holds half a surrogate pair, which no UTF-8 has.
+
+    Raises:
+      ValueError: it holds a number that is not finite.
+
+    Example:
+        >>> from jaxspec.serving.calls import json_text
+        >>> json_text({"x": "é"})
+        '{"x": "é"}'
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return text if is_text(text) else json.dumps(value)
+
+
+def is_text(text: str) -> bool:
+    """Returns whether a text has a form in UTF-8.
+
+    Example:
+        >>> from jaxspec.serving.calls import is_text
+        >>> is_text("the sea"), is_text(chr(0xD800))
+        (True, False)
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")

@@ -16,7 +16,7 @@ FAMILIES = {
     "Mistral, with [ARGS]": family_of("[TOOL_CALLS] [ARGS]"),
     "Qwen3-Coder": family_of("<tool_call> <function="),
 }
-SCHEMAS = {"f": {"properties": {"text": {"type": "string"}, "kind": {"enum": ["1"]}}}}
+SCHEMAS = {"f": {"properties": {"text": {"type": "string"}, "kind": {"enum": ["1"]}}}, "g": {}}
 NESTED = '{"x": "a\\"}b", "y":[1,{"z":"]"}]}'
 # The family, the text, and its parts: thinking, content, and calls with their arguments.
 CASES = [
@@ -39,6 +39,19 @@ CASES = [
     ("Hermes", "no <tool_call> json", ("", "no <tool_call> json", [])),
     ("Hermes", '<tool_call>{"na', ("", '<tool_call>{"na', [])),
     ("Hermes", '<tool_call>{"name": 3}</tool_call>', ("", '<tool_call>{"name": 3}</tool_call>', [])),
+    ("Hermes", '<tool_call>{"name": "h"}</tool_call>', ("", '<tool_call>{"name": "h"}</tool_call>', [])),
+    ("Hermes", '<tool_call>{"name": "f"', ("", '<tool_call>{"name": "f"', [])),
+    (
+        "Hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": 1}, "parameters": {"b": 2}}',
+        ("", ': {"b": 2}}', [("f", '{"a": 1}')]),
+    ),
+    (
+        "Hermes",
+        '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\ud800\\"}"}',
+        ("", "", [("f", '{"a": "\\ud800"}')]),
+    ),
+    ("Hermes", '<tool_call>{"id": NaN, "name": "f"}', ("", '<tool_call>{"id": NaN, "name": "f"}', [])),
     ("Hermes", '<tool_call>{"x": 3}</tool_call>', ("", '<tool_call>{"x": 3}</tool_call>', [])),
     (
         "Llama3",
@@ -47,18 +60,25 @@ CASES = [
     ),
     ("Llama3", '<|python_tag|>{"type": "function", "function": "f", "parameters": {}}', ("", "", [("f", "{}")])),
     ("Llama3", '{"answer": 3}', ("", '{"answer": 3}', [])),
+    ("Llama3", '{"name": "Alice", "age": 30}', ("", '{"name": "Alice", "age": 30}', [])),
+    ("Llama3", '{"name": "f", "age": 30}', ("", '{"name": "f", "age": 30}', [])),
+    ("Llama3", '{"name": "f", "parameters": 3}', ("", '{"name": "f", "parameters": 3}', [])),
+    ("Llama3", '{"name": "f"}', ("", "", [("f", "{}")])),
     ("Llama3", 'is {"name": "f"}', ("", 'is {"name": "f"}', [])),
     (
         "Mistral",
         'hi [TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
         ("", "hi", [("f", '{"a": 1}'), ("g", "{}")]),
     ),
+    ("Mistral", '[TOOL_CALLS][{"name": "h"}]', ("", '[TOOL_CALLS][{"name": "h"}]', [])),
+    ("Mistral", '[TOOL_CALLS][{"arguments": {"a": [1]}, "name": "f"}]', ("", "", [("f", '{"a": [1]}')])),
     ("Mistral", "[TOOL_CALLS][]", ("", "[TOOL_CALLS][]", [])),
     (
         "Mistral, with [ARGS]",
         '[TOOL_CALLS]f[ARGS]{"a": "}"}[TOOL_CALLS]g[CALL_ID]abc[ARGS]{}',
         ("", "", [("f", '{"a": "}"}'), ("g", "{}")]),
     ),
+    ("Mistral, with [ARGS]", "[TOOL_CALLS]h[ARGS]{}", ("", "[TOOL_CALLS]h[ARGS]{}", [])),
     (
         "Qwen3-Coder",
         "ok\n<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n<parameter=text>\n5\n</parameter>\n"
@@ -66,6 +86,13 @@ CASES = [
         ("", "ok", [("f", '{"n": 5, "text": "5", "kind": "1", "flag": true}')]),
     ),
     ("Qwen3-Coder", "<tool_call><function=f></function></tool_call>", ("", "", [("f", "{}")])),
+    ("Qwen3-Coder", "<tool_call><function=h>", ("", "<tool_call><function=h>", [])),
+    (
+        "Qwen3-Coder",
+        '<tool_call><function=f><parameter=a>"\\ud800"</parameter><parameter=b>NaN</parameter>'
+        "<parameter=c>[1e999]</parameter></function></tool_call>",
+        ("", "", [("f", '{"a": "\\ud800", "b": "NaN", "c": "[1e999]"}')]),
+    ),
     ("Qwen3-Coder", "<tool_call>what", ("", "<tool_call>what", [])),
 ]
 
@@ -119,8 +146,8 @@ def test_text_is_held_back_only_while_it_may_be_a_mark():
 
 def test_arguments_come_while_they_are_written():
     made = reader("Hermes")
-    assert made.push('<tool_call>{"name": "f", "argum') == [("name", "f", 0)]
-    assert made.push('ents": {"a": [1') == [("arguments", '{"a": [1', 0)]
+    assert made.push('<tool_call>{"name": "f", "argum') == []  # until it is certainly a call
+    assert made.push('ents": {"a": [1') == [("name", "f", 0), ("arguments", '{"a": [1', 0)]
     assert made.push(", 2]}}") == [("arguments", ", 2]}", 0)]
 
 
