@@ -12,7 +12,9 @@ from typing import Any
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.validate import shown
 from jaxspec.grammar import Grammar, ThinkingBudget
+from jaxspec.grammar.schema import as_dict
 from jaxspec.grammar.texts import named_tokens
+from jaxspec.serving.calls import is_text
 from jaxspec.serving.errors import ApiError
 from jaxspec.serving.families import Family, Tags, family_of, known_families, tags_of
 from jaxspec.serving.reader import Reader
@@ -256,21 +258,26 @@ def _schemas(given: Any) -> dict[str, Any]:
         if not isinstance(function, dict) or one.get("type", "function") != "function":
             raise ApiError(400, f"{name} must be {_EXAMPLE}, got {shown(one)}", param=name)
         called = function.get("name")
-        if not isinstance(called, str) or not called or called in found:
+        if not isinstance(called, str) or not called or called in found or not is_text(called):
             raise ApiError(
                 400,
-                f"{name}.function.name must be a string that no other function has, got {shown(called)}",
+                f"{name}.function.name must be a text that no other function has, got {shown(called)}",
                 param=f"{name}.function.name",
             )
-        schema = function.get("parameters")
-        if schema is not None and not isinstance(schema, dict):
-            raise ApiError(
-                400,
-                f"{name}.function.parameters must be a JSON schema, got {shown(schema)}",
-                param=f"{name}.function.parameters",
-            )
-        found[called] = schema or {"type": "object", "properties": {}}
+        found[called] = _arguments(function.get("parameters"), f"{name}.function.parameters")
     return found
+
+
+def _arguments(schema: Any, name: str) -> dict[str, Any]:
+    """Returns the schema of a function's arguments, checked for grammars of any family."""
+    if schema is not None and not isinstance(schema, dict):
+        raise ApiError(400, f"{name} must be a JSON schema, got {shown(schema)}", param=name)
+    try:
+        return as_dict(schema or {"type": "object", "properties": {}})
+    except (TypeError, ValueError) as error:
+        text = str(error)
+        where = name + text.removeprefix("schema") if text.startswith("schema") else f"{name}: {text}"
+        raise ApiError(400, where, param=name) from None
 
 
 def _choice(choice: Any, schemas: Mapping[str, Any]) -> tuple[str, str | None]:

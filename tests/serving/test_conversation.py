@@ -56,6 +56,7 @@ WRONG = [
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
     ({"tools": [ADD, ADD]}, "tools[1].function.name"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 3}}]}, "tools[0].function.parameters"),
+    ({"tools": [{"type": "function", "function": {"name": "\ud800"}}]}, "tools[0].function.name"),
     ({"tools": [ADD], "tool_choice": "always"}, "tool_choice"),
     ({"tools": [ADD], "tool_choice": 3}, "tool_choice"),
     ({"tools": [ADD], "tool_choice": {"function": {"name": "now"}}}, "tool_choice"),
@@ -81,6 +82,17 @@ def test_what_cannot_be_honored_names_its_field(body, param):
     with pytest.raises(ApiError) as found:
         read(**body)
     assert (found.value.status, found.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("wrong", [{"properties": None}, {"properties": []}, {"required": None}, {"type": "text"}])
+def test_wrong_schemas_of_arguments_name_their_place(choice, wrong):
+    tokenizer = text_models.byte_level(chat_template="tools <tool_call> <function=")
+    function = {"name": "f", "parameters": {"type": "object", **wrong}}
+    with pytest.raises(ApiError) as found:
+        read(tokenizer, tools=[ADD, {"type": "function", "function": function}], tool_choice=choice)
+    name = "tools[1].function.parameters"
+    assert found.value.param == name and found.value.message.startswith(f"{name}.{next(iter(wrong))}")
 
 
 def test_a_template_without_functions_or_thinking_says_so():
