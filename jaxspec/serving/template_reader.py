@@ -28,17 +28,19 @@ class TemplateReader(Reader):
     ) -> None:
         """Takes the template, the text of the prompt, and the functions.
 
-        Raises:
-          ValueError: the parser does not take the template.
+        If the parser fails over the prompt, all text is content.
         """
         super().__init__(most_calls=most_calls)
-        self._parser = _parser_class()(dict(template), prefix=prompt, tools=None if tools is None else list(tools))
         self._region: str | None = None
         self._text, self._new = "", True
         self._within, self._space = "", ""
-        opened: list[Delta] = []
-        for event in self._parser.initial_events:
-            self._take_event(event, opened)
+        try:
+            self._parser = _parser(template, prompt, tools)
+            for event in self._parser.initial_events:
+                self._take_event(event, [])
+        except Exception as error:  # the parser raises what its parts do
+            _LOGGER.warning("a prompt does not keep to the response template, so all text is content: %s", error)
+            self._parser, self._region = None, None
         self._within = ""
 
     @property
@@ -104,10 +106,10 @@ def _call(value: Any) -> list[Delta]:
     return [Delta("name", name), Delta("arguments", text)]
 
 
-def _parser_class() -> Any:
+def _parser(template: Mapping[str, Any], prompt: str, tools: Sequence[Mapping[str, Any]] | None) -> Any:
     from transformers.utils.chat_parsing import ResponseParser
 
-    return ResponseParser
+    return ResponseParser(dict(template), prefix=prompt, tools=None if tools is None else list(tools))
 
 
 @functools.lru_cache(maxsize=8)
@@ -117,7 +119,7 @@ def usable_template(tokenizer: Tokenizer) -> Mapping[str, Any] | None:
     if template is None:
         return None
     try:
-        TemplateReader(template, "", None)
+        _parser(template, "", None)
     except Exception as error:  # an older version of the library, or a template for a newer one
         _LOGGER.warning("the tokenizer's response_template is not used: %s", error)
         return None

@@ -63,6 +63,12 @@ def test_what_is_no_call_is_content():
     assert calls == [] and texts["content"] == "ano json</call> b"
 
 
+def test_a_prompt_that_the_parser_refuses_leaves_all_as_content():
+    prompt = "<|assistant|><call>no json</call>"
+    texts, calls = reading(TemplateReader(TEMPLATE, prompt, None), "<think>so</think>", 4)
+    assert calls == [] and texts == {"reasoning": "", "content": "<think>so</think>"}
+
+
 def test_a_chat_is_read_by_the_template_of_its_tokenizer():
     """In the notation of any family, with the special tokens that it names."""
     made = tokenizer()
