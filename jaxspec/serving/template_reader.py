@@ -1,12 +1,12 @@
 """Reads a model's text as its tokenizer's response template says, with the parser of transformers."""
 
 import functools
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.serving.calls import is_text, json_of, json_text
 from jaxspec.serving.reader import Delta, Reader, merged
 
 _LOGGER = logging.getLogger("jaxspec")
@@ -100,9 +100,11 @@ def _call(value: Any) -> list[Delta]:
         return [delta for one in value for delta in _call(one)]
     function = value.get("function", value) if isinstance(value, dict) else {}
     name, arguments = function.get("name"), function.get("arguments", function.get("parameters"))
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name or not is_text(name):
         raise ValueError(f"a call has no name: {value!r:.200}")
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    if isinstance(arguments, str) and not is_text(arguments):
+        arguments = json_of(arguments)
+    text = arguments if isinstance(arguments, str) else json_text(arguments or {})
     return [Delta("name", name), Delta("arguments", text)]
 
 

@@ -63,6 +63,20 @@ def test_what_is_no_call_is_content():
     assert calls == [] and texts["content"] == "ano json</call> b"
 
 
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ('{"name": "f", "arguments": {"a": "\\ud800"}}', ["f", '{"a": "\\ud800"}']),
+        ('{"name": "f", "arguments": "{\\"a\\": \\"\\ud800\\"}"}', ["f", '{"a": "\\ud800"}']),
+        ('{"name": "\\ud800"}', []),
+        ('{"name": "f", "arguments": {"a": NaN}}', []),
+    ],
+)
+def test_a_call_has_a_form_in_utf8_and_is_json(call, expected):
+    texts, calls = reading(TemplateReader(TEMPLATE, "", None), f"<call>{call}</call>", 100)
+    assert calls == expected and (calls or texts["content"] == f"{call}</call>")
+
+
 def test_a_prompt_that_the_parser_refuses_leaves_all_as_content():
     prompt = "<|assistant|><call>no json</call>"
     texts, calls = reading(TemplateReader(TEMPLATE, prompt, None), "<think>so</think>", 4)
