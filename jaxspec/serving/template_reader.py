@@ -111,21 +111,34 @@ def _call(value: Any) -> list[Delta]:
 def _parser(template: Mapping[str, Any], prompt: str, tools: Sequence[Mapping[str, Any]] | None) -> Any:
     from transformers.utils.chat_parsing import ResponseParser
 
-    return ResponseParser(dict(template), prefix=prompt, tools=None if tools is None else list(tools))
+    return ResponseParser(dict(template), prefix=prompt, tools=None if tools is None else [dict(one) for one in tools])
 
 
 @functools.lru_cache(maxsize=8)
 def usable_template(tokenizer: Tokenizer) -> Mapping[str, Any] | None:
-    """Returns a tokenizer's response template; `None` if there is none, or none that this transformers reads."""
+    """Returns a tokenizer's response template; `None` if there is none, or none that is read.
+
+    This transformers must read it, and it must have no patterns: nothing would stop them.
+    """
     template = tokenizer.response_template
     if template is None:
         return None
     try:
+        if patterns := sorted(_patterns(template)):
+            raise ValueError(f"it has {', '.join(patterns)}, and a pattern of a file might run without end")
         _parser(template, "", None)
     except Exception as error:  # an older version of the library, or a template for a newer one
         _LOGGER.warning("the tokenizer's response_template is not used: %s", error)
         return None
     return template
+
+
+def _patterns(value: Any) -> set[str]:
+    """Returns the names of the regular expressions in a template."""
+    if isinstance(value, Mapping):
+        own = {name for name in value if str(name).endswith("pattern")}
+        return own.union(*map(_patterns, value.values()))
+    return set().union(*map(_patterns, value)) if isinstance(value, list) else set()
 
 
 @functools.lru_cache(maxsize=8)

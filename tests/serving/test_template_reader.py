@@ -101,6 +101,14 @@ def test_a_template_that_cannot_be_read_is_left_aside(caplog):
     assert read_chat({"messages": scripted.asks("a")}, made).conversation.template is None
 
 
+def test_a_template_with_patterns_is_left_aside(caplog):
+    """A file of a model could make the server search without end."""
+    inner = {"open": "<call>", "close": "</call>", "content": "xml-inline", "content_args": {"tag_pattern": "(a+)+b"}}
+    for fields in ({"content": {"content": "text", "close_pattern": "(a+)+b"}}, {"tool_calls": inner}):
+        assert usable_template(tokenizer({**TEMPLATE, "fields": fields})) is None
+    assert "close_pattern, and" in caplog.text and "tag_pattern, and" in caplog.text
+
+
 def test_a_folder_has_it(tmp_path):
     made = tokenizer()
     made.save(tmp_path)
