@@ -97,7 +97,9 @@ class Turn:
         }
 
     def _within(self, one: Delta) -> list[Span]:
-        """Returns the spans of a piece of content, cut to it."""
+        """Returns the spans of a piece of content, cut to it; none if its place is not known, below 0."""
+        if one.place < 0:
+            return []
         start, stop = one.place, one.place + len(one.text)
         found = []
         for index in range(bisect.bisect_right(self._ends, start), len(self._spans)):

@@ -8,6 +8,7 @@ from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.serving.fields import read_chat
 from jaxspec.serving.template_reader import TemplateReader, special_tokens, usable_template
 from jaxspec.serving.turn import Turn
+from jaxspec.text.result import Span
 from tests._fixtures import scripted, text_models
 
 pytest.importorskip("transformers.utils.chat_parsing")
@@ -93,6 +94,14 @@ def test_a_chat_is_read_by_the_template_of_its_tokenizer():
     message = Turn(asked.conversation).message(TEXT)
     assert message["reasoning"] == "so" and message["content"] == "yes "
     assert [json.loads(one["function"]["arguments"]) for one in message["tool_calls"]] == [{"a": 1}, {}]
+
+
+def test_content_without_a_place_has_no_spans():
+    """Those at its end, say, would be of other text."""
+    asked = read_chat({"messages": scripted.asks("a")}, tokenizer())
+    spans = [Span("<think>so</think>", False, True), Span("yes", True, True)]
+    found = list(Turn(asked.conversation).push("<think>so</think>yes", spans, last=True))
+    assert [delta.get("content") for delta, _ in found] == [None, "yes"] and all(not each for _, each in found)
 
 
 def test_a_template_that_cannot_be_read_is_left_aside(caplog):
