@@ -85,7 +85,18 @@ def padded_bias(biases: LogitBias) -> LogitBias:
 def filled(values: Any, fill: int | float) -> Num[np.ndarray, "n"]:
     """Returns a list filled up to one of a few lengths, so that it is data of a program and not its shape."""
     array = np.asarray(values)
-    size = _LISTED
-    while size < len(array):
-        size *= _LISTED
-    return np.pad(array, (0, size - len(array)), constant_values=fill)
+    return np.pad(array, (0, shared_width(len(array), _LISTED) - len(array)), constant_values=fill)
+
+
+def shared_width(count: int, least: int) -> int:
+    """Returns the number of tokens that a program has room for in a list: one of few numbers.
+
+    Example:
+        >>> from jaxspec.text.alike import shared_width
+        >>> [shared_width(count, 8) for count in (0, 8, 9, 65)]
+        [8, 8, 64, 512]
+    """
+    width = least
+    while width < count:
+        width *= least
+    return width

@@ -31,14 +31,14 @@ from jaxspec.grammar.texts import token_texts
 from jaxspec.processors.bias import LogitBias
 from jaxspec.processors.excluded import AllowedTokens, MinNewTokens
 from jaxspec.processors.penalties import Penalties
-from jaxspec.text.alike import alike_processors, alike_report, filled, padded_bias
+from jaxspec.text.alike import alike_processors, alike_report, filled, padded_bias, shared_width
 from jaxspec.text.detokenizer import StopStrings
 from jaxspec.verifiers.base import Verifier
 
 # The text of a Lark grammar, or a grammar of any kind.
 Asked: TypeAlias = str | Grammar | None
 
-# Texts of up to this many stop tokens share a program, or of up to a multiple.
+# Texts of up to this many stop tokens share a program; those with more, with others up to its square, its cube and so on.
 _STOP_TOKENS = 8
 # The name, in errors, of a value that all processes share besides the seed.
 _PROCESSORS = "kinds of processors (a slow host may give up on the table of a grammar: pass a smaller one)"
@@ -245,7 +245,7 @@ class TextRequest:
             sampling=shared_policy,
             verifier=verifier,
             max_new_tokens=options.max_new_tokens,
-            stop_tokens=(*stop_tokens, *(-1,) * (_stop_width(len(stop_tokens)) - len(stop_tokens))),
+            stop_tokens=(*stop_tokens, *(-1,) * (shared_width(len(stop_tokens), _STOP_TOKENS) - len(stop_tokens))),
             lossy=lossy,
             report=report,
             answers=answers,
@@ -266,11 +266,6 @@ class TextRequest:
             shown_tokens=tuple(_ids("shown_tokens", options.shown_tokens, target.vocab_size)),
             grammars=tuple(one for one in grammars for _ in each) if followed else (),
         )
-
-
-def _stop_width(count: int) -> int:
-    """Returns the number of stop tokens that a program has room for."""
-    return _STOP_TOKENS * max(1, -(-count // _STOP_TOKENS))
 
 
 def _with_all_warpers(policy: Policy, target: Model, drafter: Drafter) -> Policy:

@@ -388,6 +388,12 @@ def test_no_stop_and_a_single_stop_token(decoder):
     assert _asked(decoder, stop_tokens=None).stop_tokens == TOKENIZER.eos_token_ids
 
 
+def test_lists_of_stop_tokens_have_few_widths(decoder):
+    """Each width is a program, so clients must not choose among many."""
+    widths = [_asked(decoder, stop_tokens=range(count)).arguments.rows.stop_tokens.shape[-1] for count in (0, 8, 9, 64)]
+    assert widths == [8, 8, 64, 64]
+
+
 def test_no_budget_is_up_to_the_context(decoder):
     asked = _asked(decoder, [PROMPT, PROMPT + " world"], max_new_tokens=None)
     rows = asked.arguments.rows
