@@ -31,6 +31,7 @@ class TemplateReader(Reader):
         If the parser fails over the prompt, all text is content.
         """
         super().__init__(most_calls=most_calls)
+        self._fields: Mapping[str, Any] = template.get("fields", {})
         self._region: str | None = None
         self._text, self._new = "", True
         self._within, self._space = "", ""
@@ -78,12 +79,20 @@ class TemplateReader(Reader):
                 self._pass_on(found, "reasoning" if name in _REASONING else "content", event["text"])
         else:
             if name in _REASONING:
-                self.thought = len(self._text)
+                self.thought = self._end_of(name)
             elif calls:
                 found += _call(event["value"])
             elif self._space:
                 found.append(Delta("content", self._space, -1))
             self._region, self._within = None, ""
+
+    def _end_of(self, name: str) -> int:
+        """Returns where a region of thinking that has ended did so, its mark included."""
+        marks = self._fields.get(name, {}).get("close", ())
+        places = [
+            (self._text.find(one, self.thought or 0), one) for one in ([marks] if isinstance(marks, str) else marks)
+        ]
+        return min((place + len(one) for place, one in places if place >= 0), default=len(self._text))
 
     def _pass_on(self, found: list[Delta], kind: str, text: str) -> None:
         """Passes on a piece of a region, without new lines around thinking and before content."""

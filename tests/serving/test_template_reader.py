@@ -96,6 +96,16 @@ def test_a_chat_is_read_by_the_template_of_its_tokenizer():
     assert [json.loads(one["function"]["arguments"]) for one in message["tool_calls"]] == [{"a": 1}, {}]
 
 
+@pytest.mark.parametrize("size", [1, 100])
+def test_the_thinking_ends_at_its_mark_in_whole_texts_too(size):
+    asked = read_chat({"messages": scripted.asks("a")}, tokenizer())
+    turn, text = Turn(asked.conversation), "<think>so it is</think>yes, the sea"
+    for start in range(0, len(text), size):
+        piece = text[start : start + size]
+        list(turn.push(piece, [Span(one, False, True) for one in piece]))
+    assert turn.reasoning_tokens() == len("<think>so it is</think>")
+
+
 def test_content_without_a_place_has_no_spans():
     """Those at its end, say, would be of other text."""
     asked = read_chat({"messages": scripted.asks("a")}, tokenizer())
