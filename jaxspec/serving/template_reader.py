@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
@@ -16,7 +16,8 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 class TemplateReader(Reader):
     """Reads one text; has the methods of `Reader`. Deltas have no place in the text, so it is -1.
 
-    A call comes as a whole. Text that the template cannot read is content.
+    A call comes as a whole. Text that the template cannot read is content, and so is a call of what is none of the
+    functions.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class TemplateReader(Reader):
         If the parser fails over the prompt, all text is content.
         """
         super().__init__(most_calls=most_calls)
+        self._functions = {one["function"]["name"] for one in tools or ()}
         self._fields: Mapping[str, Any] = template.get("fields", {})
         self._region: str | None = None
         self._text, self._new = "", True
@@ -81,7 +83,7 @@ class TemplateReader(Reader):
             if name in _REASONING:
                 self.thought = self._end_of(name)
             elif calls:
-                found += _call(event["value"])
+                found += _call(event["value"], self._functions)
             elif self._space:
                 found.append(Delta("content", self._space, -1))
             self._region, self._within = None, ""
@@ -103,14 +105,14 @@ class TemplateReader(Reader):
             found.append(Delta(kind, kept, -1))
 
 
-def _call(value: Any) -> list[Delta]:
+def _call(value: Any, names: Container[str]) -> list[Delta]:
     """Returns the deltas of one call, or of a list of them."""
     if isinstance(value, list):
-        return [delta for one in value for delta in _call(one)]
+        return [delta for one in value for delta in _call(one, names)]
     function = value.get("function", value) if isinstance(value, dict) else {}
     name, arguments = function.get("name"), function.get("arguments", function.get("parameters"))
-    if not isinstance(name, str) or not name or not is_text(name):
-        raise ValueError(f"a call has no name: {value!r:.200}")
+    if not isinstance(name, str) or name not in names:
+        raise ValueError(f"a call names no function of the request: {value!r:.200}")
     if isinstance(arguments, str) and not is_text(arguments):
         arguments = json_of(arguments)
     text = arguments if isinstance(arguments, str) else json_text(arguments or {})

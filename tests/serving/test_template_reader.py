@@ -28,7 +28,9 @@ TEMPLATE = {
         "content": {"content": "text"},
     },
 }
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}}]
+NUMBER = {"properties": {"a": {"type": "integer"}}}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": NUMBER}} for name in "fg"]
+UNTYPED = [{"type": "function", "function": {"name": "f"}}]
 TEXT = '<think>\nso\n</think>\n\nyes <call>{"name": "f", "arguments": {"a": 1}}</call><call>{"name": "g"}</call>'
 
 
@@ -71,11 +73,14 @@ def test_what_is_no_call_is_content():
         ('{"name": "f", "arguments": "{\\"a\\": \\"\\ud800\\"}"}', ["f", '{"a": "\\ud800"}']),
         ('{"name": "\\ud800"}', []),
         ('{"name": "f", "arguments": {"a": NaN}}', []),
+        ('{"name": "h", "arguments": {}}', []),
     ],
 )
-def test_a_call_has_a_form_in_utf8_and_is_json(call, expected):
-    texts, calls = reading(TemplateReader(TEMPLATE, "", None), f"<call>{call}</call>", 100)
+def test_a_call_is_of_a_function_has_a_form_in_utf8_and_is_json(call, expected):
+    text = f"<call>{call}</call>"
+    texts, calls = reading(TemplateReader(TEMPLATE, "", UNTYPED), text, 100)
     assert calls == expected and (calls or texts["content"] == f"{call}</call>")
+    assert reading(TemplateReader(TEMPLATE, "", None), text, 100)[1] == []  # of tool_choice="none"
 
 
 def test_a_prompt_that_the_parser_refuses_leaves_all_as_content():
