@@ -133,7 +133,7 @@ FAMILIES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [2, 9, 20])
+@pytest.mark.parametrize("nodes", [1, 2, 9, 20])
 @pytest.mark.parametrize("families", FAMILIES)
 @pytest.mark.parametrize("name", ["independent", "DSpark", "Domino", "selector"])
 def test_families_in_the_order_of_their_parents(name, families, nodes):
