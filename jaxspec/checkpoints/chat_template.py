@@ -22,6 +22,7 @@ _SECONDS = 60.0 if chat_worker.resource is not None else 10.0
 _MOST_REPLY = 16 * chat_worker.CHARACTERS
 # The possible names of a message's reasoning; templates read the first, and some the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+_PARTS = {"content", "tool_calls", *_REASONING}
 # A template with one of these takes content in parts: a loop over it, a filter by attributes, a part's text by number.
 _READS_PARTS = re.compile(
     r"""\bfor\s+\w+\s+in\s+(?:(?!\bif\b)[^%|]){0,200}\bcontent\b"""
@@ -31,18 +32,20 @@ _READS_PARTS = re.compile(
 
 
 def check_message(message: Any) -> None:
-    """Checks a message: a role, and content as a text or as parts of text. With tool calls, it may have no content.
+    """Checks a message: a role, and content as a text or as parts of text.
+
+    An assistant's may have no content if it has calls of tools, or reasoning.
 
     Raises:
       TypeError, ValueError: it is not such a dictionary.
     """
-    if not isinstance(message, Mapping) or "role" not in message or not {"content", "tool_calls"} & set(message):
+    if not isinstance(message, Mapping) or "role" not in message or not _PARTS & set(message):
         raise ValueError(f"messages must be dictionaries with 'role' and 'content', got the message {message!r}")
     validate.text("the role of a message", message["role"])
     content, calls = message.get("content"), message.get("tool_calls") or []
     if not isinstance(calls, list | tuple) or not all(isinstance(one, Mapping) for one in calls):
         raise TypeError(f"tool_calls of a message must be a list of dictionaries, got {validate.shown(calls)}")
-    if content is None and calls:
+    if content is None and (calls or only_thinks(message)):
         return
     for part in content if isinstance(content, list | tuple) else ():
         if not isinstance(part, Mapping) or part.get("type") != "text":
@@ -54,6 +57,12 @@ def check_message(message: Any) -> None:
         validate.text("the text of a part of a message", part.get("text"))
     if not isinstance(content, list | tuple):
         validate.text("the content of a message", content)
+
+
+def only_thinks(message: Mapping[str, Any]) -> bool:
+    """Returns whether a message is an assistant's that has reasoning and no content, as after too few tokens."""
+    thinks = message.get("role") == "assistant" and any(message.get(name) for name in _REASONING)
+    return thinks and message.get("content") is None
 
 
 def text_of(message: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from jaxspec.checkpoints.chat_template import only_thinks
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.validate import shown
 from jaxspec.grammar import Grammar, ThinkingBudget
@@ -315,6 +316,7 @@ def _variables(values: Mapping[str, Any]) -> dict[str, Any]:
 def _message(message: Mapping[str, Any], place: int) -> dict[str, Any]:
     """Returns a message as templates read it: the arguments of calls are objects."""
     found = {**message, "role": "system"} if message.get("role") == "developer" else dict(message)
+    found |= {"content": ""} if only_thinks(message) else {}  # which any template can write
     calls = message.get("tool_calls")
     if not calls:
         return {name: value for name, value in found.items() if name != "tool_calls"}

@@ -40,6 +40,9 @@ def test_functions_and_earlier_calls_are_in_the_prompt():
     assert prompt(asked) == (
         "<|system|>add now <tool_call><|end|><|user|>the sea<|end|><|assistant|>7<|end|><|tool|>8<|end|><|assistant|>"
     )
+    for name in ("reasoning", "reasoning_content"):  # its answer had no room for more
+        turns = [*SEA, {"role": "assistant", "content": None, name: "so"}, *SEA]
+        assert "<|end|><|assistant|><|end|><|user|>" in prompt(read_chat({"messages": turns}, TOKENIZER))
     assert prompt(read(tools=[ADD], tool_choice="none")).startswith("<|system|>add")
     assert prompt(read(chat_template_kwargs={"open": True})).endswith("<|assistant|><think>\n")
     assert prompt(read(reasoning_effort="none")).endswith("<think>\n\n</think>\n\n")
@@ -68,6 +71,8 @@ WRONG = [
     ({"thinking_token_budget": True}, "thinking_token_budget"),
     ({"include_reasoning": 1}, "include_reasoning"),
     ({"tools": [ADD], "structured_outputs": {"grammar": 'start: "a"'}}, "structured_outputs.grammar"),
+    ({"messages": [{"role": "assistant", "content": None}]}, "messages"),
+    ({"messages": [{"role": "user", "content": None, "reasoning": "so"}]}, "messages"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages"),
     ({"messages": [{"role": "assistant", "tool_calls": {"id": "a"}}]}, "messages"),
     (
