@@ -74,4 +74,49 @@ MUTANTS = (
         "most_calls = None",
         (f"{_CONVERSATION}::test_the_number_of_calls_is_limited",),
     ),
+    Mutant(
+        "an object with any name is a call",
+        "serving/calls.py",
+        "if not isinstance(found, str) or found not in self._names or self._name is not None:",
+        "if not isinstance(found, str) or self._name is not None:",
+        (_PARTS,),
+    ),
+    Mutant(
+        "a name is passed on before it is certain",
+        "serving/calls.py",
+        "            self._name = found\n",
+        '            self._name = found\n            self.news.append(("name", found))\n',
+        (f"{_READER}::test_arguments_come_while_they_are_written",),
+    ),
+    Mutant(
+        "half a surrogate pair is written as it is",
+        "serving/calls.py",
+        "return text if is_text(text) else json.dumps(value)",
+        "return text",
+        (_PARTS,),
+    ),
+    Mutant(
+        "the patterns of a template run",
+        "serving/template_reader.py",
+        "if patterns := sorted(_patterns(template)):",
+        "if patterns := sorted(_patterns({})):",
+        ("tests/serving/test_template_reader.py::test_a_template_with_patterns_is_left_aside",),
+    ),
+    Mutant(
+        "rows of a batch have no scores of their prompts",
+        "serving/batch.py",
+        "scores = lambda index: self._handles[index].prompt_scores  # noqa: E731",
+        "scores = lambda index: None  # noqa: E731",
+        (
+            "tests/serving/test_completion.py::"
+            "test_rows_of_a_batch_have_the_scores_of_their_prompt_and_the_width_of_the_logits",
+        ),
+    ),
+    Mutant(
+        "each multiple of eight stop tokens is a program",
+        "text/request.py",
+        "        width *= least\n",
+        "        width += least\n",
+        ("tests/text/test_decoder.py::test_lists_of_stop_tokens_have_few_widths",),
+    ),
 )
