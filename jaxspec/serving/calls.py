@@ -205,7 +205,7 @@ class ListedCalls:
     """
 
     def __init__(self, names: Container[str]) -> None:
-        """Takes the names of the functions: what has another name is no call."""
+        """Takes the names of the functions: a text with another name is no call."""
         self.news: list[tuple[str, str]] = []
         self.done = self.failed = False
         self._names = names
@@ -278,7 +278,7 @@ class TaggedCall:
     def __init__(self, schemas: Mapping[str, Any]) -> None:
         """Takes the schema of the arguments of each function, by name, which says what is text.
 
-        What has another name is no call.
+        A text with another name is no call.
         """
         self.news: list[tuple[str, str]] = []
         self.done = self.failed = False
