@@ -38,7 +38,7 @@ from jaxspec.verifiers.base import Verifier
 # The text of a Lark grammar, or a grammar of any kind.
 Asked: TypeAlias = str | Grammar | None
 
-# Texts of up to this many stop tokens share a program; those with more, with others up to its square, its cube and so on.
+# Texts of up to this many stop tokens share a program; those with more, with others up to its square, cube and so on.
 _STOP_TOKENS = 8
 # The name, in errors, of a value that all processes share besides the seed.
 _PROCESSORS = "kinds of processors (a slow host may give up on the table of a grammar: pass a smaller one)"

@@ -198,9 +198,9 @@ MUTANTS = (
     Mutant(
         "lists of tokens have programs of their own",
         "text/alike.py",
-        "    while size < len(array):\n        size *= _LISTED\n",
-        "    size = len(array)\n",
-        (f"{_ENGINE}::test_lists_of_tokens_are_data_of_a_program",),
+        "shared_width(len(array), _LISTED) - len(array)",
+        "0",
+        ("tests/text/test_decoder.py::test_lists_of_tokens_have_few_widths",),
     ),
     Mutant(
         "the second grammar of a request wins",

@@ -117,6 +117,6 @@ MUTANTS = (
         "text/request.py",
         "        width *= least\n",
         "        width += least\n",
-        ("tests/text/test_decoder.py::test_lists_of_stop_tokens_have_few_widths",),
+        ("tests/text/test_decoder.py::test_lists_of_tokens_have_few_widths",),
     ),
 )

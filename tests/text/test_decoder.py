@@ -388,10 +388,13 @@ def test_no_stop_and_a_single_stop_token(decoder):
     assert _asked(decoder, stop_tokens=None).stop_tokens == TOKENIZER.eos_token_ids
 
 
-def test_lists_of_stop_tokens_have_few_widths(decoder):
+def test_lists_of_tokens_have_few_widths(decoder):
     """Each width is a program, so clients must not choose among many."""
-    widths = [_asked(decoder, stop_tokens=range(count)).arguments.rows.stop_tokens.shape[-1] for count in (0, 8, 9, 64)]
-    assert widths == [8, 8, 64, 64]
+    stops = [_asked(decoder, stop_tokens=range(count)).arguments.rows.stop_tokens for count in (0, 8, 9, 64)]
+    assert [one.shape[-1] for one in stops] == [8, 8, 64, 64]
+    biases = [dict.fromkeys(range(count), 1.0) for count in (1, 16, 17)]
+    rows = [_asked(decoder, logit_bias=bias).arguments.rows for bias in biases]
+    assert [one.processors[0].tokens.shape[-1] for one in rows] == [16, 16, 256]
 
 
 def test_no_budget_is_up_to_the_context(decoder):
