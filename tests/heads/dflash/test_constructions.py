@@ -82,7 +82,7 @@ def drafted(name, construction, nodes, depth=DEPTH):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [1, 2, 7, 20])
+@pytest.mark.parametrize("nodes", [2, 20])
 @pytest.mark.parametrize("name", HEADS)
 def test_the_most_probable_paths_of_all(name, nodes):
     """Against all paths there are, by the formula of the head's correction."""
@@ -133,7 +133,7 @@ FAMILIES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [1, 2, 9, 20])
+@pytest.mark.parametrize("nodes", [1, 20])
 @pytest.mark.parametrize("families", FAMILIES)
 @pytest.mark.parametrize("name", ["independent", "DSpark", "Domino", "selector"])
 def test_families_in_the_order_of_their_parents(name, families, nodes):
@@ -284,10 +284,15 @@ class TestByCost(TreeContract):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", CONSTRUCTIONS)
-@pytest.mark.parametrize("name", HEADS)
-def test_every_construction_with_every_head(word, name):
-    """Whole generations: greedy and coupled tokens are those of plain decoding."""
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        *(("ddtree", name) for name in HEADS),
+        *itertools.product(sorted({*CONSTRUCTIONS} - {"ddtree"}), ("Domino", "selector")),
+    ],
+)
+def test_whole_generations(word, name):
+    """Greedy and coupled tokens are those of plain decoding."""
     construction = Beam(3) if word == "beam" else CONSTRUCTIONS[word].of(head_of(name), TARGET, 12)
     drafter = DFlashTreeDrafter(head_of(name), 12, construction)
     prompt, key = np.asarray([[1, 2, 3, 4], [5, 1, 0, 2]], np.int32), jax.random.key(1)
