@@ -97,7 +97,7 @@ def compare(asked, handles, alone, *, exact=False):
         if found.stop_reason != "stop string":  # which is found after the rounds of a turn
             assert found.stats.emitted.tolist() == expected.stats.emitted.tolist(), said
             assert found.stats.accepted.tolist() == expected.stats.accepted.tolist(), said
-        near = functools.partial(np.testing.assert_allclose, rtol=0, atol=0 if exact else 1e-4)
+        near = functools.partial(np.testing.assert_allclose, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-4)
         near(found.log_probs, expected.log_probs)
         pairs = zip(itertools.chain(*found.alternatives), itertools.chain(*expected.alternatives), strict=True)
         for one, other in pairs:

@@ -67,7 +67,7 @@ TURNS = [
 @pytest.mark.parametrize(("name", "slots", "part"), TURNS)
 def test_requests_have_the_results_of_lone_calls(name, slots, part):
     engine, alone = start(*DRAFTERS[name](), slots)
-    check(engine, alone, requests(MANY // len(PARTS), seed=slots, kinds=PARTS[part]))
+    check(engine, alone, requests(MANY // 5, seed=slots, kinds=PARTS[part]))
     assert engine.reused_tokens > 0
 
 
@@ -82,7 +82,7 @@ def test_requests_of_all_kinds_at_once_have_the_results_of_lone_calls():
 def test_requests_under_rejection_have_the_results_of_lone_calls(name, verifier):
     """A fixed number of drafts at a time: then neighbors change no draw."""
     engine, alone = start(*DRAFTERS[name](), 3, verifier=verifier, prefix_bytes=0)
-    check(engine, alone, requests(MANY, seed=1, kinds=("greedy", "coupled", "warped", "biases")))
+    check(engine, alone, requests(MANY // 5, seed=1, kinds=("greedy", "coupled", "warped", "biases")))
     assert engine.reused_tokens == 0
 
 
@@ -97,7 +97,7 @@ def test_results_are_equal_to_the_bit(kernels, part):
     else:
         options = {"bit_exact": True}
     engine, alone = start(target, NGRAM, 3, **options)
-    check(engine, alone, requests(MANY // len(PARTS), seed=2, kinds=PARTS[part]), exact=True)
+    check(engine, alone, requests(MANY // 5, seed=2, kinds=PARTS[part]), exact=True)
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_requests_on_a_mesh_have_the_results_of_lone_calls():
     mesh = make_mesh(2, 4)
     target = jaxspec.shard(NETWORK(), mesh)
     engine, alone = start(target, NGRAM, 3)
-    check(engine, alone, requests(40, seed=3, kinds=("greedy", "coupled", "stop strings")))
+    check(engine, alone, requests(20, seed=3, kinds=("greedy", "coupled")))
 
 
 @pytest.mark.slow
