@@ -114,7 +114,7 @@ MUTANTS = (
     ),
     Mutant(
         "each multiple of eight stop tokens is a program",
-        "text/request.py",
+        "text/alike.py",
         "        width *= least\n",
         "        width += least\n",
         ("tests/text/test_decoder.py::test_lists_of_tokens_have_few_widths",),
