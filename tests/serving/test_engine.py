@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.serving import CancelledError, QueueFullError, group
+from jaxspec.serving import CancelledError, QueueFullError, group, groups
 from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.prompt import Prompt
 from tests._fixtures import text_models
@@ -67,7 +67,10 @@ def test_greedy_texts_are_those_of_lone_calls(engine, target):
 
 
 def test_rows_move_to_half_the_width_and_back(target, monkeypatch):
+    """Programs are compiled where they are needed, as on a mesh, so that rows do not end before they can move."""
     monkeypatch.setattr(group, "_PATIENCE", 1)
+    monkeypatch.setattr(groups, "_compiles_ahead", lambda _: False)
+    monkeypatch.setattr(engine_module, "_ROUNDS", 1)
     long = {"temperature": 0, "max_new_tokens": 40, "stop_tokens": ()}
     asked = [("hello", {**long, "max_new_tokens": 2}), ("the sea", long), ("a", {**long, "max_new_tokens": 30})]
     with jaxspec.Engine(target, "ngram", k=2, slots=2, capacity=CAPACITY) as engine:
