@@ -75,7 +75,7 @@ def test_the_calls_show_no_draft_length_the_draft_it_decides_about(length):
 def test_stops_against_their_formulas(sampling):
     """Where the policy is certain, the draft model's own distribution decides."""
     drafts = np.asarray(propose(jaxspec.ModelDrafter(DRAFT, k=K), sampling=sampling).tokens)
-    text = lambda row, i: [*np.asarray(TOKENS)[row, : LENGTH[row]], *drafts[row, :i]]  # noqa: E731
+    text = lambda row, i: [*np.asarray(TOKENS)[row, : LENGTH[row]].tolist(), *drafts[row, :i].tolist()]  # noqa: E731
     probs = np.array([[history_probs(DRAFT, text(row, i)) for i in range(K)] for row in range(ROWS)])
     sure = np.take_along_axis(probs, drafts[..., None], axis=2)[..., 0] >= 0.5
     expected = true_before_false(np.pad(sure, ((0, 0), (1, 0)), constant_values=True)[:, :K])
