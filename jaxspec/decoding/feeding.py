@@ -22,6 +22,7 @@ from jaxspec.core.prefill import Chunks, Prefilled
 from jaxspec.core.programs import Kept
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import Context, GenerationState
+from jaxspec.core.typed import typed
 from jaxspec.core.validate import is_concrete, to_int32
 from jaxspec.decoding.begin import begin, read_by_drafter
 from jaxspec.decoding.options import Arguments, RowKeywords, TokenIds
@@ -60,6 +61,7 @@ class Feeding:
     by_chunk: bool = dataclasses.field(metadata={"static": True})
 
 
+@typed("target")
 def begin_feeding(target: Model, drafter: Drafter | None, prompt: TokenIds, **options: Unpack[RowKeywords]) -> Feeding:
     """Creates a row whose prompt `feed_some` feeds.
 
@@ -80,6 +82,7 @@ def begin_feeding(target: Model, drafter: Drafter | None, prompt: TokenIds, **op
     return start_feeding(row_arguments(target, drafter, prompt, options))
 
 
+@typed()
 def feed_some(target: Model, drafter: Drafter | None, feeding: Feeding, chunks: Int[Array, ""] | int = 1) -> Feeding:
     """Feeds some chunks of a prompt. Pure; jit it with `feeding` donated, and prompts of all lengths share a program.
 
@@ -97,7 +100,6 @@ def feed_some(target: Model, drafter: Drafter | None, feeding: Feeding, chunks: 
         >>> int(feeding.left), feeding.row.cache.length.tolist()
         (0, [4])
     """
-    validate.instance("feeding", feeding, Feeding, "pass the result of begin_feeding or of feed_some")
     if is_concrete(chunks):
         validate.counts("feed_some", chunks=int(chunks))
     return feed_scored(target, drafter, feeding, None, chunks)[0]
@@ -141,6 +143,7 @@ def feed_scored(
     return fed, scores
 
 
+@typed()
 def ready(target: Model, drafter: Drafter | None, feeding: Feeding) -> GenerationState:
     """Returns the row of a prompt that was fed, to insert into a slot. Pure.
 
@@ -154,7 +157,6 @@ def ready(target: Model, drafter: Drafter | None, feeding: Feeding) -> Generatio
         >>> jaxspec.serving.insert(slots, row, 1).state.length.tolist()
         [1, 5]
     """
-    validate.instance("feeding", feeding, Feeding, "pass the result of begin_feeding or of feed_some")
     if is_concrete(feeding.left) and int(feeding.left) > 0:
         raise ValueError(f"{int(feeding.left)} chunks of the prompt are missing; feed them with feed_some")
     if feeding.by_chunk:

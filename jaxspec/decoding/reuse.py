@@ -8,13 +8,16 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int
 
+from jaxspec.core import validate
 from jaxspec.core.model import Cache, Model
 from jaxspec.core.prefill import in_chunks
-from jaxspec.core.validate import to_int32
+from jaxspec.core.typed import typed
+from jaxspec.core.validate import is_concrete, to_int32
 from jaxspec.decoding.feeding import Feeding
 from jaxspec.drafters.base import Drafter, least_held
 
 
+@typed()
 def reuse(target: Model, feeding: Feeding, cache: Cache, drafter_state: Any, chunks: Int[Array, ""] | int) -> Feeding:
     """Begins a prompt with chunks that another row has read. Pure; the other row stays valid.
 
@@ -26,6 +29,9 @@ def reuse(target: Model, feeding: Feeding, cache: Cache, drafter_state: Any, chu
       chunks: the number of chunks, fewer than are missing. Another whole chunk must fit into the width that prompts are
         padded to.
 
+    Raises:
+      TypeError, ValueError: an argument has the wrong type, or a state another structure or other shapes.
+
     Example:
         >>> text, options = jnp.ones((1, 300), jnp.int32), dict(capacity=384, max_new_tokens=3)
         >>> row = jaxspec.serving.feed(target, None, text, **options)
@@ -34,7 +40,15 @@ def reuse(target: Model, feeding: Feeding, cache: Cache, drafter_state: Any, chu
         >>> int(feeding.left), feeding.row.cache.length.tolist()
         (1, [256])
     """
+    if is_concrete(chunks):
+        validate.integers("reuse", chunks=(int(chunks), 0, feeding.width))
     row, count = feeding.row, to_int32(chunks)
+    for name, given, own in (("cache", cache, row.cache), ("drafter_state", drafter_state, row.drafter_state)):
+        if _kinds(given) != _kinds(own):
+            raise ValueError(
+                f"{name} of reuse must have the structure, shapes and types of the row's own; pass that of a row with "
+                "the same target, drafter and capacity"
+            )
     # Copied, as the result may be donated.
     cache, drafter_state = jax.tree.map(jnp.copy, (cache, drafter_state))
     _, size = in_chunks(target, row.tokens[:, : feeding.width])
@@ -48,8 +62,12 @@ def reuse(target: Model, feeding: Feeding, cache: Cache, drafter_state: Any, chu
     )
 
 
+@typed()
 def held_tokens(drafter: Drafter, cache: Cache, drafter_state: Any) -> Int[Array, "b"]:
     """Returns how many tokens of each row's text both caches hold.
+
+    Raises:
+      TypeError: an argument has the wrong type.
 
     Example:
         >>> row = jaxspec.serving.feed(target, None, prompt[:1], capacity=32, max_new_tokens=3)
@@ -57,6 +75,16 @@ def held_tokens(drafter: Drafter, cache: Cache, drafter_state: Any) -> Int[Array
         >>> jaxspec.serving.held_tokens(drafter, row.cache, row.drafter_state).tolist()
         [4]
     """
+    if any(shape is None for shape, _ in _kinds(drafter_state)[1]):
+        raise TypeError(
+            "drafter_state of held_tokens must be the state of a row of this drafter; pass row.drafter_state"
+        )
     held = least_held(cache.length, drafter.held(drafter_state))
     assert held is not None
     return held
+
+
+def _kinds(state: Any) -> tuple[Any, list[tuple[Any, Any]]]:
+    """Returns the structure of a state, and the shape and type of each leaf; `None` for what is no array."""
+    leaves, structure = jax.tree.flatten(state)
+    return structure, [(getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for leaf in leaves]

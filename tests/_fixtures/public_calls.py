@@ -25,8 +25,6 @@ NEVER, SILENT = (object,), "is silent"
 # Functions that need files, another package or another process; their tests make wrong calls.
 ELSEWHERE = {f"foreign.from_{name}" for name in ("bonsai", "easydel", "gemma", "keras_hub", "tunix")}
 ELSEWHERE |= {"complete", "serving.complete_file", "serving.build_app"}
-# These do not name wrong arguments yet.
-ELSEWHERE |= {f"serving.{name}" for name in ("begin_feeding", "feed_some", "held_tokens", "ready", "reuse")}
 ELSEWHERE |= {"adopt", "foreign.for_heads", "generate", "heads.eagle.write_eagle", "init", "load", "load_drafter"}
 ELSEWHERE |= {"load_head", "nn.from_qwix", "save", "sharding.join", "step", "stream", "training.train"}
 ELSEWHERE |= {"use_program_cache"}
@@ -51,6 +49,8 @@ def right() -> dict[str, dict[str, Any]]:
     slots = jaxspec.serving.slots(model, jaxspec.NGramDrafter(k=2), 2, capacity=16)
     fed = {"prompt": jnp.ones((1, 2), jnp.int32), "capacity": 16, "max_new_tokens": 1}
     row = jaxspec.serving.feed(model, jaxspec.NGramDrafter(k=2), **fed)
+    feeding = jaxspec.serving.begin_feeding(model, jaxspec.NGramDrafter(k=2), **fed)
+    held = {"cache": row.cache, "drafter_state": row.drafter_state}
     return {
         "": {"target": model, "model": model, "models": model, "rng": key, "key": key, "mesh": mesh, "count": 2}
         | {"placement": jaxspec.sharding.Placement.on(mesh, jaxspec.sharding.TENSOR_PARALLEL), "parents": (-1, 0)}
@@ -77,8 +77,13 @@ def right() -> dict[str, dict[str, Any]]:
         "nn.pack_weights": {"pack": lambda x: x},
         "score": {"tokens": jnp.asarray([[1, 2, 3]])},
         "serving.advance": {"verifier": jaxspec.TokenVerifier(), "slots": slots, "rounds": 1},
+        "serving.begin_feeding": fed,
         "serving.feed": fed,
+        "serving.feed_some": {"feeding": feeding, "chunks": 1},
+        "serving.held_tokens": held,
         "serving.insert": {"slots": slots, "row": row, "slot": 0},
+        "serving.ready": {"feeding": jaxspec.serving.feed_some(model, jaxspec.NGramDrafter(k=2), feeding, 1)},
+        "serving.reuse": {"feeding": feeding, "chunks": 1, **held},
         "serving.release": {"slots": slots, "which": jnp.ones(2) > 0},
         "serving.slots": {"capacity": 16},
         "serving.take": {"slots": slots, "slot": 0},
