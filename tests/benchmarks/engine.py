@@ -1,5 +1,6 @@
 """Times requests that come and go: speculation by live rows, and slots against fixed batches."""
 
+import itertools
 import random
 import statistics
 import time
@@ -83,27 +84,32 @@ def turn(model_name: str, repeats: int) -> None:
 
 
 def prompt(model_name: str, repeats: int) -> None:
-    """Prints a row's median time between tokens while a prompt of 2,000 tokens is fed, over that of the row alone."""
+    """Prints a row's mean time between tokens while a prompt of 2,000 tokens is fed, over that of the row alone."""
     show_machine()
+    found: dict[str, list[float]] = {"alone": [], "fed": []}
+    pauses: dict[str, list[float]] = {"alone": [], "fed": []}
     with _warm(model_name, None, slots=2, capacity=3072) as engine:
-        found: dict[str, list[float]] = {"alone": [], "fed": []}
         for repeat in range(repeats + 1):
             for name in found:
-                row = engine.submit("Once upon a time", max_new_tokens=400, temperature=0, stop_tokens=())
-                gaps, last, fed = [], time.perf_counter(), None
-                for count, _ in enumerate(row):
-                    now = time.perf_counter()
-                    if count > 20 and (name == "alone" or (fed is not None and not fed.done)):
-                        gaps.append(now - last)
-                    last = now
-                    if count == 20 and name == "fed":
-                        text = _words(_PROMPT_WORDS, repeat)
-                        fed = engine.submit(text, max_new_tokens=1, temperature=0)
-                if repeat > 0 and gaps:
-                    found[name].append(statistics.median(gaps))
+                times = _times(engine, _words(_PROMPT_WORDS, repeat) if name == "fed" else None)
+                if repeat > 0:
+                    found[name].append((times[-1] - times[0]) / (len(times) - 1))
+                    pauses[name].append(max(after - before for before, after in itertools.pairwise(times)))
     for name, values in found.items():
-        show(f"time between pieces of a row, {name}, ms", f"{statistics.median(values) * 1e3:.1f}")
-    show_ratio("while fed / alone", Spread.of_ratios(found["fed"], found["alone"]))
+        show(f"time between tokens of a row, {name}, ms", f"{statistics.median(values) * 1e3:.1f}")
+        show(f"longest pause of a row, {name}, ms", f"{statistics.median(pauses[name]) * 1e3:.0f}")
+    show_ratio("while a prompt is fed / alone", Spread.of_ratios(found["fed"], found["alone"]))
+
+
+def _times(engine: jaxspec.Engine, text: str | None) -> list[float]:
+    """Returns when the tokens of a row came, from the 20th on: while the prompt is fed, if there is one."""
+    row, fed, times = engine.submit("Once upon a time", max_new_tokens=400, temperature=0, stop_tokens=()), None, []
+    for count, _ in enumerate(row):
+        if count == 20 and text is not None:
+            fed = engine.submit(text, max_new_tokens=1, temperature=0)
+        if count >= 20 and (fed is None or not fed.done):
+            times.append(time.perf_counter())
+    return times
 
 
 def _warm(model_name: str, drafter: str | None, **options: Any) -> jaxspec.Engine:

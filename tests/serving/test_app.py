@@ -16,6 +16,7 @@ from jaxspec.core.programs import PROGRAMS
 from jaxspec.serving import build_app
 from jaxspec.serving.fields import read_completion
 from tests._fixtures import text_models
+from tests._fixtures.listening import listening
 
 CAPACITY = 64
 GREEDY = {"temperature": 0, "max_tokens": 8}
@@ -389,15 +390,9 @@ def test_a_client_that_goes_away_frees_its_slots(engine, stream):
 @pytest.mark.slow
 def test_openai_s_client(engine):
     """Over a socket: plain and streamed, sync and async, structured output, log-probabilities and errors."""
-    openai, uvicorn = pytest.importorskip("openai"), pytest.importorskip("uvicorn")
-    server = uvicorn.Server(uvicorn.Config(build_app(engine, model="small"), port=0, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            threading.Event().wait(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        given = {"base_url": f"http://127.0.0.1:{port}/v1", "api_key": "none", "max_retries": 0}
+    openai = pytest.importorskip("openai")
+    with listening(build_app(engine, model="small")) as url:
+        given = {"base_url": url, "api_key": "none", "max_retries": 0}
         client = openai.OpenAI(**given)
         assert [one.id for one in client.models.list()] == ["small"]
         options = {"model": "small", "messages": SEA, "temperature": 0, "max_tokens": 8}
@@ -417,6 +412,3 @@ def test_openai_s_client(engine):
             client.chat.completions.create(**options | {"model": "other"})
         with pytest.raises(openai.BadRequestError, match="temperature"):
             client.chat.completions.create(**options | {"temperature": -1})
-    finally:
-        server.should_exit = True
-        thread.join()

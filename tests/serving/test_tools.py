@@ -1,7 +1,6 @@
 """Calls and thinking over HTTP: whole answers, streams, and OpenAI's client, with drafts and without."""
 
 import json
-import threading
 
 import pytest
 from starlette.testclient import TestClient
@@ -9,6 +8,7 @@ from starlette.testclient import TestClient
 import jaxspec
 from jaxspec.serving import build_app
 from tests._fixtures import scripted
+from tests._fixtures.listening import listening
 
 CHATS = "/v1/chat/completions"
 TOKENIZER = scripted.tokenizer()
@@ -150,15 +150,9 @@ def test_the_texts_are_those_of_lone_calls(client, engine):
 
 @pytest.mark.slow
 def test_openai_s_client_puts_calls_together(engine):
-    openai, uvicorn = pytest.importorskip("openai"), pytest.importorskip("uvicorn")
-    server = uvicorn.Server(uvicorn.Config(build_app(engine, model="small"), port=0, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            threading.Event().wait(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+    openai = pytest.importorskip("openai")
+    with listening(build_app(engine, model="small")) as url:
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         options = {"model": "small", **asked("a", tools=TOOLS)}
         message = client.chat.completions.create(**options).choices[0].message
         assert [(one.function.name, one.function.arguments) for one in message.tool_calls] == [("add", '{"x": 1}')] * 2
@@ -178,6 +172,3 @@ def test_openai_s_client_puts_calls_together(engine):
         assert again.usage.prompt_tokens > 20
         with pytest.raises(openai.BadRequestError, match="tools"):
             client.chat.completions.create(**options | {"tools": [{"type": "function"}]})
-    finally:
-        server.should_exit = True
-        thread.join()
