@@ -21,6 +21,7 @@ from tests import soak
 from tests._fixtures import arrivals, text_models
 
 MOST_GROWTH = 0.01
+PREFIX_BYTES = 2**20
 _AHEAD = 32
 
 
@@ -55,17 +56,28 @@ def run(first, count, *, tell=lambda line: None):
     target = text_models.history_models()[0]
     kinds = [{**kind(random.Random(0)), "max_new_tokens": 2} for kind in arrivals.KINDS.values()]
     with jaxspec.Engine(
-        target, "ngram", k=2, slots=4, capacity=arrivals.CAPACITY, prefix_bytes=2**20, kinds=kinds
+        target, "ngram", k=2, slots=4, capacity=arrivals.CAPACITY, prefix_bytes=PREFIX_BYTES, kinds=kinds
     ) as engine:
         _send(engine, 3 * len(kinds))  # compiles every program, and makes every table
         while engine._groups.compiling:
             time.sleep(0.05)
         _send(engine, first)
-        before = Held.now()
+        before = _held(engine)
         for done in range(first, count, 500):
             _send(engine, min(500, count - done), seed=done)
-            tell(f"{min(done + 500, count)} requests: {Held.now().growth(before)}")
-        return before, Held.now()
+            tell(f"{min(done + 500, count)} requests: {_held(engine).growth(before)}")
+        return before, _held(engine)
+
+
+def _held(engine):
+    """Counts what is alive beside the kept texts and the groups' rows: both are bounded, and chance sets their sizes."""
+    while engine.running:
+        time.sleep(0.01)
+    held = Held.now()
+    bounded = [x for one in engine._prefixes._kept for x in jax.tree.leaves((one.cache, one.drafter_state))]
+    assert sum(x.nbytes for x in bounded) <= PREFIX_BYTES and len(engine._groups.by_signature) == 1
+    bounded += jax.tree.leaves([group._slots for group in engine._groups.by_signature.values()])
+    return dataclasses.replace(held, arrays=held.arrays - sum(x.nbytes for x in bounded))
 
 
 def _send(engine, count, seed=0):

@@ -82,7 +82,7 @@ def drafted(name, construction, nodes, depth=DEPTH):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [2, 20])
+@pytest.mark.parametrize("nodes", [2, 19])  # 19: a tree of the selector has ranks (3, 3), which edges alike exclude
 @pytest.mark.parametrize("name", HEADS)
 def test_the_most_probable_paths_of_all(name, nodes):
     """Against all paths there are, by the formula of the head's correction."""
