@@ -5,7 +5,9 @@ prompts    a b c     rows 0 and 1 are fed      rows  0 0 1 1    from here on, ro
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,9 +56,16 @@ def state_axes(make: _Make, arguments: Arguments) -> RowAxes:
         processors=shared(arguments.processors),
         rows=first(arguments.rows),
     )
-    processed = first(jax.eval_shape(make, arguments).context.processed)
+    leaves, tree = jax.tree.flatten(jax.eval_shape(lambda arguments: arguments, arguments))
+    processed = first(_state(make, tree, tuple(leaves)).context.processed)
     context = dataclasses.replace(axes.context, sampling=known.sampling, processed=processed)
     return RowAxes.of(dataclasses.replace(axes, context=context))
+
+
+# JAX keeps the shapes that it finds, and finds them anew for each call of `eval_shape`.
+@functools.lru_cache(maxsize=64)
+def _state(make: _Make, tree: Any, leaves: tuple[Any, ...]) -> GenerationState:
+    return jax.eval_shape(make, jax.tree.unflatten(tree, leaves))
 
 
 def _of_rows(batch: int, make: _Make, arguments: Arguments) -> GenerationState:
