@@ -70,7 +70,7 @@ def run(first, count, *, tell=lambda line: None):
 
 
 def _held(engine):
-    """Counts what is alive beside the kept texts and the groups' rows: both are bounded, and chance sets their sizes."""
+    """Counts what is alive, without kept texts and rows of groups: both are bounded, and chance sets their sizes."""
     while engine.running:
         time.sleep(0.01)
     held = Held.now()
