@@ -71,13 +71,21 @@ def run(first, count, *, tell=lambda line: None):
 
 def _held(engine):
     """Counts what is alive, without kept texts and rows of groups: both are bounded, and chance sets their sizes."""
-    while engine.running:
-        time.sleep(0.01)
-    held = Held.now()
-    bounded = [x for one in engine._prefixes._kept for x in jax.tree.leaves((one.cache, one.drafter_state))]
-    assert sum(x.nbytes for x in bounded) <= PREFIX_BYTES and len(engine._groups.by_signature) == 1
-    bounded += jax.tree.leaves([group._slots for group in engine._groups.by_signature.values()])
-    return dataclasses.replace(held, arrays=held.arrays - sum(x.nbytes for x in bounded))
+    before, arrays = None, _unbounded(engine)
+    while engine.running or arrays != before:  # a request ends before its row is kept
+        time.sleep(0.05)
+        before, arrays = arrays, _unbounded(engine)
+    assert len(engine._groups.by_signature) == 1
+    return dataclasses.replace(Held.now(), arrays=arrays)
+
+
+def _unbounded(engine):
+    """Returns the bytes of arrays that nothing bounds."""
+    kept = sum(one.size for one in engine._prefixes._kept)
+    assert kept <= PREFIX_BYTES
+    rows = jax.tree.leaves([group._slots for group in list(engine._groups.by_signature.values())])
+    gc.collect()
+    return sum(x.nbytes for x in jax.live_arrays()) - kept - sum(x.nbytes for x in rows)
 
 
 def _send(engine, count, seed=0):

@@ -44,6 +44,14 @@ def state_axes(make: _Make, arguments: Arguments) -> RowAxes:
       make: returns the state.
       arguments: the arguments of a call for one answer of each prompt.
     """
+    # JAX keeps what it finds for each call of `eval_shape` with the same function.
+    leaves, tree = jax.tree.flatten(jax.eval_shape(lambda arguments: arguments, arguments))
+    return _axes(make, tree, tuple(leaves))
+
+
+@functools.lru_cache(maxsize=64)
+def _axes(make: _Make, tree: Any, leaves: tuple[Any, ...]) -> RowAxes:
+    arguments: Arguments = jax.tree.unflatten(tree, leaves)
     # Processors may only work for their own number of rows, but which of their arrays have rows is known.
     bare = dataclasses.replace(arguments, processors=(), rows=dataclasses.replace(arguments.rows, processors=()))
     found = row_axes(_of_rows, jax.tree_util.Partial(make), bare)
@@ -56,16 +64,9 @@ def state_axes(make: _Make, arguments: Arguments) -> RowAxes:
         processors=shared(arguments.processors),
         rows=first(arguments.rows),
     )
-    leaves, tree = jax.tree.flatten(jax.eval_shape(lambda arguments: arguments, arguments))
-    processed = first(_state(make, tree, tuple(leaves)).context.processed)
+    processed = first(jax.eval_shape(make, arguments).context.processed)
     context = dataclasses.replace(axes.context, sampling=known.sampling, processed=processed)
     return RowAxes.of(dataclasses.replace(axes, context=context))
-
-
-# JAX keeps the shapes that it finds, and finds them anew for each call of `eval_shape`.
-@functools.lru_cache(maxsize=64)
-def _state(make: _Make, tree: Any, leaves: tuple[Any, ...]) -> GenerationState:
-    return jax.eval_shape(make, jax.tree.unflatten(tree, leaves))
 
 
 def _of_rows(batch: int, make: _Make, arguments: Arguments) -> GenerationState:

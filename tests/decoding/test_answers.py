@@ -1,6 +1,7 @@
 """Several answers to one prompt: rows with their own keys after one pass over the prompt."""
 
 import dataclasses
+import gc
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,8 @@ import jaxspec
 from jaxspec.core import Report
 from jaxspec.core.random import answer_keys
 from jaxspec.decoding import generate as loop
+from jaxspec.decoding.answers import state_axes
+from jaxspec.decoding.slots import row_arguments
 from jaxspec.processors import LogitBias, Penalties
 from jaxspec.testing.history_models import history_model, nearby
 from tests._fixtures import tiny
@@ -149,6 +152,20 @@ def test_what_has_a_value_a_row_that_nobody_else_knows_is_refused():
         jaxspec.generate(LIGHT, None, PROMPT, sampling=_OwnPolicy(jnp.asarray([0.5, 1.0])), **options)
     shared = _OwnPolicy(jnp.asarray([0.5]))
     assert jaxspec.generate(LIGHT, None, PROMPT, sampling=shared, **options).tokens.shape == (4, 2)
+
+
+def test_finding_axes_again_leaves_nothing_behind():
+    """An engine does so for each group of requests; JAX would keep what it finds for each call of `eval_shape`."""
+    arguments = row_arguments(LIGHT, None, [[1]], {"capacity": 16, "max_new_tokens": 2})
+
+    def objects(times):
+        for _ in range(times):
+            state_axes(loop.initial_state, arguments)
+        gc.collect()
+        return len(gc.get_objects())
+
+    before = objects(2)
+    assert objects(100) - before < 100
 
 
 @pytest.mark.parametrize(
