@@ -329,6 +329,13 @@ MUTANTS = (
         (f"{_ANSWERS}::test_the_prompt_is_fed_once",),
     ),
     Mutant(
+        "axes of a call's state are found anew for each group",
+        "decoding/answers.py",
+        "@functools.lru_cache(maxsize=64)\n",
+        "",
+        (f"{_ANSWERS}::test_finding_axes_again_leaves_nothing_behind",),
+    ),
+    Mutant(
         "answers of different prompts stand next to each other",
         "core/rows.py",
         "    wide = jnp.broadcast_to(jnp.expand_dims(x, axis + 1), (*before, size, count, *after))\n",
