@@ -36,7 +36,7 @@ class Tools:
 
     Attributes:
       given: the functions as the client sent them, for the template; `None` for none.
-      schemas: the schema of the arguments of each function, by name.
+      schemas: the schema of the arguments of each function, by name, as the client sent it.
       choice: "none", "auto", "required", or "named".
       several: whether there may be more than one call.
       family: the notation of calls; `None` if none are read.
@@ -140,16 +140,23 @@ class Conversation:
         family = tools.family
         if family is None or (tools.choice == "auto" and not given):
             return given
-        parts = family.parts(list(tools.schemas.items()), several=tools.several)
         if tools.choice == "auto" and "grammar" in given:
             raise ApiError(
                 400,
                 'an answer by a Lark grammar cannot be a call as well; pass tool_choice="none", or no grammar',
                 param="structured_outputs.grammar",
             )
-        if tools.choice == "auto":
-            return {"grammar": Grammar.parts({"any": [parts, *map(_part, given.items())]})}
-        return {"grammar": Grammar.parts(*parts)}
+        kept = {name: _kept(schema, name, tools.given) for name, schema in tools.schemas.items()}
+        try:
+            parts = family.parts(list(kept.items()), several=tools.several)
+            calls = Grammar.parts(*parts)
+        except (TypeError, ValueError) as error:
+            for name, schema in kept.items():
+                _check_followed(schema, name, tools.given)
+            raise ApiError(400, str(error), param="tools") from None
+        return {
+            "grammar": Grammar.parts({"any": [parts, *map(_part, given.items())]}) if tools.choice == "auto" else calls
+        }
 
 
 def read_conversation(values: Mapping[str, Any], tokenizer: Tokenizer) -> Conversation:
@@ -226,6 +233,8 @@ def read_tools(values: Mapping[str, Any], template: str, *, any_notation: bool =
         return Tools()
     schemas = _schemas(given)
     kind, named = _choice("auto" if choice is None else choice, schemas)
+    for called in (one["function"]["name"] for one in given if one["function"].get("strict")):
+        _check_followed(_kept(schemas[called], called, given), called, given)
     knows = "tools" in template
     if kind == "none":
         return Tools(given=given if knows else None)
@@ -265,20 +274,51 @@ def _schemas(given: Any) -> dict[str, Any]:
                 f"{name}.function.name must be a text that no other function has, got {shown(called)}",
                 param=f"{name}.function.name",
             )
-        found[called] = _arguments(function.get("parameters"), f"{name}.function.parameters")
+        found[called] = _arguments(function, f"{name}.function")
     return found
 
 
-def _arguments(schema: Any, name: str) -> dict[str, Any]:
-    """Returns the schema of a function's arguments, checked for grammars of any family."""
+def _arguments(function: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns the schema of a function's arguments, which need not be one that a grammar follows."""
+    schema, strict = function.get("parameters"), function.get("strict")
     if schema is not None and not isinstance(schema, dict):
-        raise ApiError(400, f"{name} must be a JSON schema, got {shown(schema)}", param=name)
+        raise ApiError(400, f"{name}.parameters must be a JSON schema, got {shown(schema)}", param=f"{name}.parameters")
+    if strict is not None and not isinstance(strict, bool):
+        raise ApiError(400, f"{name}.strict must be true or false, got {shown(strict)}", param=f"{name}.strict")
+    return schema or {"type": "object", "properties": {}}
+
+
+def _kept(schema: Mapping[str, Any], called: str, given: Any) -> dict[str, Any]:
+    """Returns a schema of arguments that have to keep to it: they are an object.
+
+    Raises:
+      ApiError: it is not a JSON schema, or allows no object.
+    """
     try:
-        return as_dict(schema or {"type": "object", "properties": {}})
+        found = as_dict(schema)
+        kinds = found.get("type", "object")
+        if "object" not in ([kinds] if isinstance(kinds, str) else kinds):
+            raise ValueError(f'schema.type is {kinds!r}, but arguments are an object; pass "object"')
     except (TypeError, ValueError) as error:
-        text = str(error)
-        where = name + text.removeprefix("schema") if text.startswith("schema") else f"{name}: {text}"
-        raise ApiError(400, where, param=name) from None
+        raise _not_kept(error, called, given) from None
+    return found | {"type": "object"}
+
+
+def _check_followed(schema: Any, called: str, given: Any) -> None:
+    """Raises `ApiError` if no grammar follows a schema of arguments."""
+    try:
+        Grammar.json_schema(schema)
+    except (TypeError, ValueError) as error:
+        raise _not_kept(error, called, given) from None
+
+
+def _not_kept(error: Exception, called: str, given: Any) -> ApiError:
+    """Returns the error of arguments that cannot keep to their schema."""
+    place = next(index for index, one in enumerate(given) if one["function"]["name"] == called)
+    name, text = f"tools[{place}].function.parameters", str(error)
+    where = name + text.removeprefix("schema") if text.startswith("schema") else f"{name}: {text}"
+    why = 'tool_choice "required" or a function, strict and response_format enforce schemas, "auto" alone does not'
+    return ApiError(400, f"{where} (of the function {called!r:.80}; {why})", param=name)
 
 
 def _choice(choice: Any, schemas: Mapping[str, Any]) -> tuple[str, str | None]:

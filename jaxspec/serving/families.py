@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxspec.grammar.dialect import translated
 from jaxspec.serving.calls import CallReader, JsonCall, ListedCalls, TaggedCall
 
 
@@ -120,7 +121,11 @@ def _tagged_value(schema: Any, definitions: Mapping[str, Any]) -> Any:
     if schema.get("type") == "string":
         low, high = schema.get("minLength", 0), schema.get("maxLength", "")
         free = f"[^<]{{{low},{high}}}" if "minLength" in schema or "maxLength" in schema else _FREE
-        return {"regex": schema.get("pattern", free)}
+        if "pattern" not in schema:
+            return {"regex": free}
+        if free != _FREE:
+            raise ValueError("this model writes texts without quotes: one with a pattern has no minLength or maxLength")
+        return {"regex": translated(schema["pattern"])}
     return {"schema": {**definitions, **schema}}
 
 

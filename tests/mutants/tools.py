@@ -75,6 +75,20 @@ MUTANTS = (
         (f"{_CONVERSATION}::test_the_number_of_calls_is_limited",),
     ),
     Mutant(
+        "arguments may be null",
+        "serving/conversation.py",
+        'return found | {"type": "object"}',
+        "return found",
+        (f"{_CONVERSATION}::test_arguments_are_an_object",),
+    ),
+    Mutant(
+        "a strict function may have any schema",
+        "serving/conversation.py",
+        'if one["function"].get("strict")):',
+        "if False):",
+        (f"{_CONVERSATION}::test_schemas_that_no_grammar_follows_matter_where_they_are_enforced",),
+    ),
+    Mutant(
         "an object with any name is a call",
         "serving/calls.py",
         "if not isinstance(found, str) or found not in self._names or self._name is not None:",

@@ -60,6 +60,7 @@ WRONG = [
     ({"tools": [ADD, ADD]}, "tools[1].function.name"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 3}}]}, "tools[0].function.parameters"),
     ({"tools": [{"type": "function", "function": {"name": "\ud800"}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]}, "tools[0].function.strict"),
     ({"tools": [ADD], "tool_choice": "always"}, "tool_choice"),
     ({"tools": [ADD], "tool_choice": 3}, "tool_choice"),
     ({"tools": [ADD], "tool_choice": {"function": {"name": "now"}}}, "tool_choice"),
@@ -89,15 +90,74 @@ def test_what_cannot_be_honored_names_its_field(body, param):
     assert (found.value.status, found.value.param) == (400, param)
 
 
-@pytest.mark.parametrize("choice", ["auto", "required"])
-@pytest.mark.parametrize("wrong", [{"properties": None}, {"properties": []}, {"required": None}, {"type": "text"}])
-def test_wrong_schemas_of_arguments_name_their_place(choice, wrong):
-    tokenizer = text_models.byte_level(chat_template="tools <tool_call> <function=")
+# Schemas that clients send and no grammar follows, with the place that is named.
+UNFOLLOWED = [
+    ({"properties": {"x": {"type": "float"}}}, ".properties.x.type is 'float'"),
+    ({"properties": {"x": {"type": "array", "uniqueItems": True}}}, ".properties.x.uniqueItems cannot be followed"),
+    ({"properties": {"x": {"type": "string", "pattern": "(?=a)b"}}}, ".properties.x has the pattern"),
+    ({"properties": {"x": {"$ref": "#/$defs/x"}}}, ".properties.x.$ref is '#/$defs/x', which"),
+    ({"properties": {"x": {"type": "string", "required": True}}}, ".properties.x.required must be a list"),
+    *(
+        ({"properties": None}, ".properties must"),
+        ({"properties": []}, ".properties"),
+        ({"required": None}, ".required"),
+    ),
+    *(
+        ({"type": "dict"}, ".type is 'dict'"),
+        ({"type": ["null", "string"]}, ".type is ['null', 'string'], but arguments"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("wrong", "place"), UNFOLLOWED)
+@pytest.mark.parametrize("template", ["tools <tool_call>", "tools <tool_call> <function="])
+def test_schemas_that_no_grammar_follows_matter_where_they_are_enforced(template, wrong, place):
+    """Elsewhere the function is called as the model likes: OpenAI and vLLM take such schemas too."""
+    tokenizer = text_models.byte_level(chat_template=template)
     function = {"name": "f", "parameters": {"type": "object", **wrong}}
-    with pytest.raises(ApiError) as found:
-        read(tokenizer, tools=[ADD, {"type": "function", "function": function}], tool_choice=choice)
-    name = "tools[1].function.parameters"
-    assert found.value.param == name and found.value.message.startswith(f"{name}.{next(iter(wrong))}")
+    tools = [ADD, {"type": "function", "function": function}]
+    for choice in ("auto", "none", NAMED):
+        asked = read(tokenizer, tools=tools, tool_choice=choice)
+        assert ("grammar" in asked.options) == (choice == NAMED)
+    text = '<tool_call>\n{"name": "f", "arguments": {"y": 1}}\n</tool_call>'
+    if template.endswith("="):
+        text = "<tool_call>\n<function=f>\n<parameter=y>\n1\n</parameter>\n</function>\n</tool_call>"
+    [call] = Turn(read(tokenizer, tools=tools).conversation).message(text)["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"y": 1}
+    strict = [{"type": "function", "function": {**function, "strict": True}}]
+    form = {"response_format": {"type": "json_object"}}
+    for more in ({"tools": tools, "tool_choice": "required"}, {"tools": tools, **form}, {"tools": [ADD, *strict]}):
+        with pytest.raises(ApiError) as found:
+            read(tokenizer, **more)
+        name = "tools[1].function.parameters"
+        assert found.value.param == name and found.value.message.startswith(name + place)
+        assert "of the function 'f'" in found.value.message and found.value.status == 400
+
+
+def test_texts_without_quotes_keep_to_their_pattern():
+    """It is a pattern of schemas, which allows some look-ahead and has no control characters."""
+    tokenizer = text_models.byte_level(chat_template="tools <tool_call> <function=")
+    schema = {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}
+    function = {"name": "f", "parameters": {"properties": {"x": schema}, "required": ["x"]}}
+    tools = [{"type": "function", "function": function}]
+    host = follower(read(tokenizer, tools=tools, tool_choice="required").options["grammar"])
+    call = "<tool_call>\n<function=f>\n<parameter=x>\n%s\n</parameter>\n</function>\n</tool_call>"
+    assert [takes(host, call % text) for text in ("-1.5", ".", "a")] == [True, False, False]
+    schema["maxLength"] = 4
+    with pytest.raises(ApiError, match="one with a pattern has no minLength or maxLength"):
+        read(tokenizer, tools=tools, tool_choice="required")
+
+
+def test_arguments_are_an_object():
+    """Schemas that do not say so, and those that also allow others."""
+    for schema in (
+        {"properties": {"x": {"enum": [1]}}},
+        {"type": ["object", "null"], "properties": {"x": {"enum": [1]}}},
+    ):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        host = follower(read(tools=tools, tool_choice="required", reasoning_effort="none").options["grammar"])
+        call = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
+        assert [takes(host, call % text) for text in ('{"x":1}', "null", "1")] == [True, False, False]
 
 
 def test_a_template_without_functions_or_thinking_says_so():
