@@ -206,7 +206,7 @@ class Grammar:
         """
         matcher = needed("llguidance").LLMatcher
         if self.kind == "json_schema":
-            schema = schemas.with_bounded_integers(json.loads(self.source))
+            schema = schemas.with_bounded_numbers(json.loads(self.source))
             schema["x-guidance"] = JSON_TEXT | schema.get("x-guidance", {})
             rules = f"start: %json {json.dumps(schema)}"
         elif self.kind == "parts":

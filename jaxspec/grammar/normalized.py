@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxspec.grammar.dialect import NO_ESCAPE, is_unwritten, problem_of, read_by_library, translated
 from jaxspec.grammar.references import referred
-from jaxspec.grammar.schema import TYPES, with_bounded_integers
+from jaxspec.grammar.schema import TYPES, with_bounded_numbers
 
 # The keywords that constrain a value. All others are annotations, except for those below.
 _KEPT = {"type", "enum", "const", "properties", "required", "additionalProperties", "patternProperties", "anyOf"}
@@ -106,7 +106,7 @@ def normalized(schema: dict[str, Any]) -> dict[str, Any]:
     try:
         found = reader.whole()
         found |= {key: schema[key] for key in ("x-guidance",) if key in schema}
-        if problem_of(with_bounded_integers(found)):
+        if problem_of(with_bounded_numbers(found)):
             raise reader.error(found)
         defined = {key: found[key] for key in ("$defs",) if key in found}
         for where, part in reader.parts:
@@ -187,7 +187,7 @@ class _Reader:
         parts = [*(one for one in self.parts if one[0] != "schema"), ("schema", whole)]
         for where, part in parts:
             part = part | {key: whole[key] for key in ("$defs",) if key in whole}
-            if problem := problem_of(with_bounded_integers(part)):
+            if problem := problem_of(with_bounded_numbers(part)):
                 said = problem.split("\n")[0].split("JSON schema: ")[-1].split("Unsatisfiable schema: ")[-1]
                 reason = next((reason for words, reason in _REASONS.items() if words in problem), said)
                 what = "allows no text" if "Unsatisfiable" in problem else "cannot be followed by a grammar"

@@ -107,7 +107,7 @@ def _rule(part: Any, found: list[str]) -> str:
         return f"({one}) ({_rule(part['between'], found)} ({one}))*"
     name = f"part{len(found)}"
     if "schema" in part:
-        schema = schemas.with_bounded_integers(part["schema"])
+        schema = schemas.with_bounded_numbers(part["schema"])
         schema["x-guidance"] = JSON_TEXT | schema.get("x-guidance", {})
         found.append(f"{name}: %json {json.dumps(schema)}")
     else:

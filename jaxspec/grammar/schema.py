@@ -27,8 +27,8 @@ _AS_THE_HOST = {
     r"\x7F-\x9F]": r"\x7F]",
     r"""|\\["\\/bfnrt])""": r"""|\\["\\bfnrt])""",
 }
-# The limit for an integer without bounds: double precision represents all of these (RFC 8259, section 6). Small models
-# write digits without end.
+# The limit for an integer without bounds, and before the point of a number with one bound: double precision represents
+# all of these (RFC 8259, section 6). Small models write digits without end.
 MOST_DIGITS = 15
 # Bounds farther from 0, such as those of float32 or of 64 bits, are replaced by this: the library fails on them.
 _FARTHEST = 10**17
@@ -36,6 +36,7 @@ _FARTHEST = 10**17
 _MOST_PARTS = 2**16
 # An integer in an expression, unless it is the beginning of a number, which a point follows.
 _INTEGER = re.compile(re.escape("(0|[1-9][0-9]*)") + r"(?!\)\(\\\.)")
+_BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 TYPES = {"string", "integer", "number", "boolean", "null", "array", "object"}
 _SHAPES = frozenset(("object", "array", "scalar"))
 
@@ -104,25 +105,28 @@ def pattern(schema: dict[str, Any]) -> str | None:
     return functools.reduce(lambda text, pair: text.replace(*pair), _AS_THE_HOST.items(), found)
 
 
-def with_bounded_integers(schema: Any) -> Any:
-    """Returns a schema with bounds added to unbounded integers, as in `pattern`."""
+def with_bounded_numbers(schema: Any) -> Any:
+    """Returns a schema with bounds added to integers, as in `pattern`, and to numbers with some other bound."""
     if not isinstance(schema, dict):
         return schema
     found = dict(schema)
     for name in set(NAMED_SCHEMAS) & set(found):
-        found[name] = {key: with_bounded_integers(value) for key, value in found[name].items()}
+        found[name] = {key: with_bounded_numbers(value) for key, value in found[name].items()}
     for name in ("items", "additionalProperties"):
         if name in found:
-            found[name] = with_bounded_integers(found[name])
+            found[name] = with_bounded_numbers(found[name])
     for name in ("anyOf", "oneOf", "prefixItems"):
         if name in found:
-            found[name] = [with_bounded_integers(one) for one in found[name]]
+            found[name] = [with_bounded_numbers(one) for one in found[name]]
     if "allOf" in found:
-        found["allOf"] = [with_bounded_integers(one) if "properties" in one else one for one in found["allOf"]]
+        found["allOf"] = [with_bounded_numbers(one) if "properties" in one else one for one in found["allOf"]]
     kinds = found.get("type", ())
     kinds = {kinds} if isinstance(kinds, str) else set(kinds)
+    integers = "integer" in kinds and "number" not in kinds
+    # Numbers without any of these have exponents, which would be lost.
+    bounded = (not kinds or "number" in kinds) and not _BOUNDS.isdisjoint(found)
     # Together with these keywords, another bound might leave no value.
-    if "integer" not in kinds or "number" in kinds or {"enum", "const", "allOf", "$ref"} & set(found):
+    if not (integers or bounded) or {"enum", "const", "allOf", "$ref"} & set(found):
         return found
     most = 10**MOST_DIGITS - 1
     low = found.get("minimum", found.get("exclusiveMinimum"))

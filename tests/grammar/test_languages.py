@@ -193,6 +193,28 @@ def judge(name, count):
     return taken, table is not None
 
 
+WORDS = "0 -0 1.50 -2.0 1e5 1E+05 1e999999999 -0.0e-0 01 +1 .5 1. 1e 1e+ 1.e5 0x1 1_0 NaN -Infinity 1e5.0 --1"
+NUMBERS = [*WORDS.split(), "9" * 15, "9" * 16, f"-{'9' * 17}", "9" * 400, f"0.{'0' * 400}1"]
+
+
+def test_numbers_are_json_s():
+    """Without bounds, as many digits and exponents as JSON has; with one, doubles hold the number exactly or nearly."""
+    grammar = Grammar.json_schema({"type": "number"})
+    table, host, any_value = over_bytes(grammar.pattern), follower(grammar), follower(Grammar.json_schema({}))
+    for text in NUMBERS:
+        try:
+            is_json = isinstance(json.loads(text, parse_constant=str, parse_int=float), float)
+        except ValueError:
+            is_json = False
+        assert walked(table, text.encode()) == takes(host, text) == takes(any_value, text) == is_json, text
+    bounds = {"minimum": -3}, {"exclusiveMaximum": 7}, {"multipleOf": 0.5}, {"type": ["number", "null"], "maximum": 9}
+    for bound in bounds:
+        one_sided = follower(Grammar.json_schema({"type": "number"} | bound))
+        taken = [text for text in NUMBERS if takes(one_sided, text)]
+        assert "0" in taken and all(allowed({"type": "number"} | bound, text) for text in taken)
+        assert max(abs(float(text)) for text in taken) <= 1e15 and not any("e" in text for text in taken)
+
+
 def test_table_host_and_judge():
     found = {name: judge(name, 12) for name in SCHEMAS}
     assert sum(tabled for _, tabled in found.values()) > 8

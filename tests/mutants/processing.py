@@ -446,6 +446,13 @@ MUTANTS = (
         ("tests/grammar/test_languages.py::test_table_host_and_judge",),
     ),
     Mutant(
+        "schemas: a number with one bound has digits without end",
+        "grammar/schema.py",
+        "bounded = (not kinds or",
+        "bounded = False and (not kinds or",
+        ("tests/grammar/test_languages.py::test_numbers_are_json_s",),
+    ),
+    Mutant(
         "schemas: an object that names properties stays open",
         "grammar/normalized.py",
         'result["additionalProperties"] = False',
