@@ -48,15 +48,66 @@ _REASONS = {
 # addresses without two dots in a row or one at an end, and its durations, of which no part may be empty.
 _DAYS, _SECONDS = r"(\d+Y(\d+M)?(\d+D)?|\d+M(\d+D)?|\d+D)", r"(\d+([.,]\d+)?S)"
 _TIME = rf"T(\d+H(\d+M)?{_SECONDS}?|\d+M{_SECONDS}?|{_SECONDS})"
+_EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+_EMAIL_PARTS = r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 _KNOWN = {
     r"(?!^[-+.]*$)[+-]?0*\d*\.?\d*": r"[+-]?(?:\d+\.?\d*|\.\d+)",
-    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
-        r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
-    ),
+    _EMAIL: _EMAIL_PARTS,
     r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$": (
         rf"^P(\d+W|{_DAYS}({_TIME})?|{_TIME})$"
     ),
+    _EMAIL.replace("A-Za-z", "a-zA-Z"): _EMAIL_PARTS,  # of zod 3
 }
+
+
+def conjuncts(pattern: str) -> list[str]:
+    """Returns expressions that together match what one with look-ahead at its beginning matches.
+
+    `^(?=a)b` is `^a` and `^b`; `^(?!a)b`, where `a` is one character or class, is `^$|^[^a]` and `^b`.
+    """
+    for known, plain in _KNOWN.items():
+        pattern = pattern.replace(known, plain)
+    found = []
+    while ahead := re.match(r"\^\(\?([=!])", pattern):
+        parts = _PART.findall(pattern)
+        end, choices = _group_end(parts, 1)
+        rest = parts[end + 1 :]
+        if end == len(parts) or _group_end(["(", *rest], 0)[1] or (rest and _REPETITION.fullmatch(rest[0])):
+            break
+        inner = parts[2:end]
+        if ahead[1] == "=":
+            found.append("^" + (f"(?:{''.join(inner)})" if choices else "".join(inner)))
+        elif other := _negated(inner):
+            found.append(f"^$|^{other}")
+        else:
+            break
+        pattern = "^" + "".join(rest)
+    return [*found, pattern]
+
+
+def _group_end(parts: list[str], start: int) -> tuple[int, bool]:
+    """Returns where the group ends that begins at `start`, or the number of parts, and whether it has choices."""
+    depth, place, choices = 0, start, False
+    while place < len(parts):
+        part = parts[place]
+        if part in ("[", "[^") and "]" in parts[place:]:
+            place = parts.index("]", place)
+        depth += part.startswith("(") and not re.fullmatch(r"\(\?[a-zA-Z-]+\)", part)
+        depth -= part == ")"
+        choices |= part == "|" and depth == 1
+        if depth == 0:
+            return place, choices
+        place += 1
+    return place, choices
+
+
+def _negated(parts: list[str]) -> str:
+    """Returns the class of all characters but those of one class or character; empty for other expressions."""
+    if len(parts) > 2 and parts[0] in ("[", "[^") and parts.index("]") == len(parts) - 1:
+        return ("[" if parts[0] == "[^" else "[^") + "".join(parts[1:])
+    if len(parts) != 1 or not re.fullmatch(r"\\[dDwWsS]|\\[^a-zA-Z0-9]|[^\\.^$|()\[\]]", parts[0]):
+        return ""
+    return parts[0].swapcase() if parts[0][1:] in {*"dDwWsS"} and len(parts[0]) == 2 else f"[^{parts[0]}]"
 
 
 def translated(pattern: str) -> str:
@@ -146,7 +197,7 @@ def _outside(part: str, dot_is_all: bool) -> str:
     if part == ".":
         return _class([], negated=True) if dot_is_all else f"[^{NO_ESCAPE}\\n\\r\\u2028\\u2029]"
     if re.match(r"\(\?<?[=!]", part):
-        raise ValueError(f"it has the look-around {part}")
+        raise ValueError(f"it has the look-around {part}, which is followed at the beginning of some, as in ^(?=.*a)b")
     if re.match(r"\(\?[a-zA-Z-]+[:)]", part):
         if set(part) - set("(?is:)"):
             raise ValueError(f"it has the flags {part}, of which only i and s are known")

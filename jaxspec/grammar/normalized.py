@@ -14,7 +14,9 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from jaxspec.grammar.dialect import NO_ESCAPE, is_unwritten, problem_of, read_by_library, translated
+from jaxspec.grammar.dialect import NO_ESCAPE, conjuncts, is_unwritten, problem_of, read_by_library, translated
+from jaxspec.grammar.formats import AS_CHOICES, AS_PATTERNS, FORMATS, KNOWN
+from jaxspec.grammar.property_names import names_of, properties_of
 from jaxspec.grammar.references import referred
 from jaxspec.grammar.schema import TYPES, with_bounded_numbers
 
@@ -31,24 +33,10 @@ _UNSUPPORTED = {
     "$dynamicRef": "write $ref",
     "$recursiveRef": "write $ref",
 } | dict.fromkeys(("if", "dependentRequired", "dependentSchemas", "dependencies"), "write the cases as anyOf")
-_FORMATS = {"duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
-_YEAR = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
-_LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
-_DAYS = "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
-_DATE = f"({_YEAR}-{_DAYS}|{_LEAP_YEAR}-02-29)"
-_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
-_ZONE = "([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-_HEX = "[0-9a-fA-F]"
-# Dates that exist, which Python reads: there is no year 0 and no leap second. pydantic writes times without a zone.
-_AS_PATTERNS = {"date": f"^{_DATE}$", "date-time": f"^{_DATE}[tT]{_TIME}{_ZONE}$", "time": f"^{_TIME}{_ZONE}?$"} | {
-    f"uuid{version}": f"^{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}$"
-    for version in range(1, 9)
-}
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 # Those that tell values apart without looking at properties.
 _BOUNDING = (*_BOUNDS, "type", "pattern", "minLength", "maxLength", "minItems", "maxItems")
 _UNWRITTEN = re.compile(f"[{NO_ESCAPE}\ud800-\udfff]")
-_AS_CHOICES = {"ipvanyaddress": [{"format": "ipv4"}, {"format": "ipv6"}]}
 
 
 # What the library's messages mean; others are shown.
@@ -164,6 +152,8 @@ class _Reader:
         here = self._around(found, around)
         # Several choices apply to the same object: each has to leave room for the properties of the others.
         below = here if len(unions) < 2 else self._around(self._branches(unions, where), here)
+        if any("pattern" in one for one in found):  # which says what an unknown format means, as zod writes them
+            found = [{key: one[key] for key in one if key != "format" or one[key] in KNOWN} for one in found]
         parts = [self._rewritten(one, where, below) for one in found]
         result: dict[str, Any] = parts[0] if len(parts) == 1 else {"allOf": parts} if parts else {}
         named = here.names or here.patterns or here.closed
@@ -257,20 +247,16 @@ class _Reader:
 
     def _property_names(self, schema: dict[str, Any], where: str) -> dict[str, Any]:
         """Returns `propertyNames` as properties or as a pattern of them."""
-        found = self._inlined(schema.get("propertyNames", True), where)
-        keywords = [set(one) - {"type"} for one in found if isinstance(one, dict)]
-        if found == [] or (keywords == [set()] and "string" in _kinds(found[0])):
-            return {}
-        rest = schema.get("additionalProperties", True)
-        if not {"properties", "patternProperties"} & set(schema):
-            if keywords in ([{"enum"}], [{"const"}]):
-                names = [one for one in found[0].get("enum", [found[0].get("const")]) if isinstance(one, str)]
-                return {"properties": dict.fromkeys(names, rest), "additionalProperties": False}
-            if keywords == [{"pattern"}]:
-                return {"patternProperties": {found[0]["pattern"]: rest}, "additionalProperties": False}
-        raise UnsupportedError(
-            f"{where}.propertyNames cannot be followed by a grammar; write the names as properties or patternProperties"
-        )
+        inlined = lambda one: self._inlined(one, f"{where}.propertyNames")  # noqa: E731
+        try:
+            return properties_of(schema, names_of(inlined(schema.get("propertyNames", True)), inlined))
+        except UnsupportedError:
+            raise
+        except ValueError as error:
+            raise UnsupportedError(
+                f"{where}.propertyNames cannot be followed by a grammar: {error}; write the names as properties or "
+                "patternProperties"
+            ) from None
 
     def _around(self, found: list[Any], around: _Around) -> _Around:
         """Returns what schemas that apply together, and those around them, say about their object."""
@@ -353,22 +339,27 @@ class _Reader:
         patterns = [found.pop("pattern")] if "pattern" in found else []
         form, kinds = found.pop("format", None), _kinds(found)
         extra: list[Any] = []
-        if form in _FORMATS:
+        if form in FORMATS:
             found["format"] = form
-        elif form in _AS_PATTERNS:
-            patterns.append(_AS_PATTERNS[form])
-        elif form in _AS_CHOICES:
-            extra.append({"anyOf": _AS_CHOICES[form]})
+        elif form in AS_PATTERNS:
+            patterns.append(AS_PATTERNS[form])
+        elif form in AS_CHOICES:
+            extra.append({"anyOf": AS_CHOICES[form]})
         elif form is not None and "string" in kinds:
             self.notes[f"format {form!r:.40} constrains no text here; write a pattern if it has to"] = None
-        for pattern in patterns[1:]:
-            extra.append({"pattern": self._pattern(pattern, where)})
-        found |= {"pattern": self._pattern(patterns[0], where)} if patterns else {}
+        patterns = [part for one in patterns for part in self._patterns(one, where)]
+        extra += [{"pattern": one} for one in patterns[1:]]
+        found |= {"pattern": patterns[0]} if patterns else {}
         return found | {"allOf": extra} if extra else found
 
     def _pattern(self, pattern: str, where: str) -> str:
+        """Returns a pattern of names."""
+        return self._patterns(pattern, where, [pattern])[0]
+
+    def _patterns(self, pattern: str, where: str, parts: list[str] | None = None) -> list[str]:
+        """Returns the patterns that together are a pattern of strings."""
         try:
-            return translated(pattern)
+            return [translated(one) for one in parts or conjuncts(pattern)]
         except ValueError as error:
             raise UnsupportedError(
                 f"{where} has the pattern {pattern!r:.80}, which no grammar can follow: {error}; write another, or enum"

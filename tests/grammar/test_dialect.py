@@ -1,13 +1,15 @@
 """Patterns are over values: the host takes a string only if every dialect finds the pattern in its value."""
 
+import itertools
 import json
 import re
+import warnings
 
 import pydantic
 import pytest
 
 from jaxspec.grammar import Grammar
-from jaxspec.grammar.dialect import _KNOWN, translated
+from jaxspec.grammar.dialect import _KNOWN, conjuncts, translated
 from tests._fixtures.grammars import follower, takes
 
 CHARACTERS = [*'"\\\n\r\ta x é/٣²-_&[]{}.Ab0,😀', "\x01", "\x7f", "\x85", "\u2028", "\ufeff", "\u200d", "\xa0"]
@@ -66,6 +68,75 @@ def test_what_libraries_read_in_several_ways(pattern, good, bad):
         assert [takes(host, json.dumps(text, ensure_ascii=False)) for text in texts] == [expected] * len(texts)
     if "(?!" in pattern:
         assert all(re.search(pattern, text) for text in good) and not any(re.search(pattern, text) for text in bad)
+
+
+LOOKS = [
+    "(?=.{1,3}$)",
+    "(?=a|b)",
+    "(?=.*[)1])",
+    r"(?!\.)",
+    "(?![ab])",
+    "(?![^.1])",
+    r"(?!\d)",
+    "(?=(a|b)[1.])(?!b)",
+    "(?=a*$)",
+]
+
+
+def test_look_ahead_at_the_beginning_is_a_pattern_next_to_the_other():
+    texts = ["".join(one) for count in range(5) for one in itertools.product("ab1.", repeat=count)]
+    for look, rest in itertools.product(LOOKS, ["", "$", "[ab]*", "(a|1)b?", r"\.$", ".{2,}$"]):
+        parts = conjuncts(f"^{look}{rest}")
+        assert not any("(?=" in part or "(?!" in part for part in parts)
+        for text in texts:
+            assert bool(re.search(f"^{look}{rest}", text)) == all(re.search(part, text) for part in parts), (look, rest)
+    for pattern in ("^(?=a)b|c", "^(?!ab)c", "a(?=b)", "^(?=a", "^(?=a)*b", "^(?!a|b)"):  # those are refused
+        assert conjuncts(pattern) == [pattern]
+
+
+HOST, EMOJI = r"(?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?", r"\p{Extended_Pictographic}"
+ZOD = {  # as zod 4 writes them, with good and bad strings
+    "hostname": (
+        rf"^(?=.{{1,253}}\.?$)[a-zA-Z0-9]{HOST}(?:\.[a-zA-Z0-9]{HOST})*\.?$",
+        ["a-b.c", "a." * 126 + "a"],
+        ["-a", "a..b", "a." * 127 + "a"],
+    ),
+    "domain": (
+        rf"^(?=.{{1,253}}$)([a-zA-Z0-9]{HOST}\.)+[a-zA-Z]{{2,63}}$",
+        ["a-b.co"],
+        ["a", "a.b", "a." * 126 + "co"],
+    ),
+    "emoji": (
+        rf"^(?=[\s\S]*[{EMOJI}\p{{Regional_Indicator}}\u20E3])[{EMOJI}\p{{Emoji_Component}}]+$",
+        ["😀", "1\ufe0f\u20e3", "🇩🇪"],
+        ["1", "", "a", "😀a"],
+    ),
+    "password": (
+        r"^(?=.*[a-z])(?=.*[A-Z])(?=.*\d).{8,}$",
+        ["abcdeF12", "1aA aaaaa"],
+        ["aA1", "abcdefgh1", "ABCDEFGH1", "abcdEFGH"],
+    ),
+    "jwt": (None, ["eyJ.eyJ.x-_", "a.b."], ["a.b", "a..c", "a.b.c.d", "a.b.+"]),
+    "cidrv4": (
+        r"^((25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9][0-9]|[0-9])\.){3}(25[0-5]|1?[0-9][0-9]|[0-9])\/([0-9]|[1-2][0-9]|3[0-2])$",
+        ["10.0.0.1/8"],
+        ["10.0.0.1", "10.0.0.1/33", "1.1.1.256/1"],
+    ),
+    "starts_with": (r"^a\.b.*", ["a.b", "a.bc"], ["a.", "xa.b"]),
+}
+
+
+@pytest.mark.parametrize("form", ZOD)
+def test_formats_of_zod_are_their_patterns(form):
+    """Without a warning that the format constrains no text; also where a schema next to it has the pattern."""
+    pattern, good, bad = ZOD[form]
+    own = {} if pattern is None else {"pattern": pattern}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for schema in (own, {"allOf": [own]}):
+            host = follower(Grammar.json_schema({"type": "string", "format": form} | schema))
+            for texts, expected in ((good, True), (bad, False)):
+                assert [takes(host, json.dumps(text, ensure_ascii=False)) for text in texts] == [expected] * len(texts)
 
 
 @pytest.mark.parametrize(

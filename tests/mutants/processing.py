@@ -453,6 +453,20 @@ MUTANTS = (
         ("tests/grammar/test_languages.py::test_numbers_are_json_s",),
     ),
     Mutant(
+        "schemas: a choice of names has no end",
+        "grammar/property_names.py",
+        """return f"^(?:{'|'.join(map(re.escape, names.listed))})$\"""",
+        """return f"^(?:{'|'.join(map(re.escape, names.listed))})\"""",
+        ("tests/grammar/test_property_names.py::test_names_are_those_of_the_judge",),
+    ),
+    Mutant(
+        "schemas: a look-ahead over a character excludes an empty string",
+        "grammar/dialect.py",
+        'found.append(f"^$|^{other}")',
+        'found.append(f"^{other}")',
+        ("tests/grammar/test_dialect.py::test_look_ahead_at_the_beginning_is_a_pattern_next_to_the_other",),
+    ),
+    Mutant(
         "schemas: an object that names properties stays open",
         "grammar/normalized.py",
         'result["additionalProperties"] = False',
