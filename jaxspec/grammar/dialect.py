@@ -7,9 +7,11 @@ our grammars have none.
 
 import decimal
 import functools
+import itertools
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from jaxspec.grammar.automaton import needed
@@ -35,6 +37,8 @@ _ANY = {
 }
 NO_ESCAPE = r"\x00-\x07\x0b\x0e-\x1f\x7f"
 _NOTHING = "[a&&b]"
+# What has an escape in a text, and the longest expression that a table is made of.
+_ESCAPED, _LONGEST = r'["\\\n\r\t\x08\x0c]', 4096
 _CODES = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "b": 8, "0": 0}
 _EDGES = {r"\A": "^", r"\z": "$", r"\Z": "$"}
 # What the library's messages mean.
@@ -69,14 +73,14 @@ def conjuncts(pattern: str) -> list[str]:
         pattern = pattern.replace(known, plain)
     found = []
     while ahead := re.match(r"\^\(\?([=!])", pattern):
-        parts = _PART.findall(pattern)
-        end, choices = _group_end(parts, 1)
-        rest = parts[end + 1 :]
-        if end == len(parts) or _group_end(["(", *rest], 0)[1] or (rest and _REPETITION.fullmatch(rest[0])):
+        parts = _PART.findall(pattern)[1:]
+        end = next((place for place, depth, part in _levels(parts) if part == ")" and depth == 0), len(parts))
+        inner, rest = parts[1:end], parts[end + 1 :]
+        if end == len(parts) or len(_choices(rest)) > 1 or (rest and _REPETITION.fullmatch(rest[0])):
             break
-        inner = parts[2:end]
         if ahead[1] == "=":
-            found.append("^" + (f"(?:{''.join(inner)})" if choices else "".join(inner)))
+            text = "".join(inner)
+            found.append(f"^(?:{text})" if len(_choices(inner)) > 1 else f"^{text}")
         elif other := _negated(inner):
             found.append(f"^$|^{other}")
         else:
@@ -85,20 +89,24 @@ def conjuncts(pattern: str) -> list[str]:
     return [*found, pattern]
 
 
-def _group_end(parts: list[str], start: int) -> tuple[int, bool]:
-    """Returns where the group ends that begins at `start`, or the number of parts, and whether it has choices."""
-    depth, place, choices = 0, start, False
+def _levels(parts: list[str]) -> Iterator[tuple[int, int, str]]:
+    """Yields the parts outside classes, with their places and the number of groups around them."""
+    depth = place = 0
     while place < len(parts):
         part = parts[place]
         if part in ("[", "[^") and "]" in parts[place:]:
             place = parts.index("]", place)
-        depth += part.startswith("(") and not re.fullmatch(r"\(\?[a-zA-Z-]+\)", part)
-        depth -= part == ")"
-        choices |= part == "|" and depth == 1
-        if depth == 0:
-            return place, choices
+        else:
+            depth -= part == ")"
+            yield place, depth, part
+            depth += part.startswith("(") and not part.endswith(")")
         place += 1
-    return place, choices
+
+
+def _choices(parts: list[str]) -> list[str]:
+    """Returns the choices of an expression."""
+    cuts = [-1, *(place for place, depth, part in _levels(parts) if part == "|" and depth == 0), len(parts)]
+    return ["".join(parts[first + 1 : last]) for first, last in itertools.pairwise(cuts)]
 
 
 def _negated(parts: list[str]) -> str:
@@ -143,6 +151,19 @@ def translated(pattern: str) -> str:
     if problem := problem_of({"type": "string", "pattern": text}):
         raise ValueError(next(reason for part, reason in _REASONS.items() if part in problem))
     return text
+
+
+@functools.lru_cache(maxsize=1024)
+def unescaped(pattern: str) -> str | None:
+    """Returns a translated expression of whole strings that are written in JSON as they are; `None` for any other."""
+    choices = _choices(_PART.findall(pattern))
+    if len(pattern) > _LONGEST or not all(one.startswith("^") and one.endswith("$") for one in choices):
+        return None
+    body = "|".join(one[1:-1] for one in choices)
+    if re.search(r"(?<!\[)\^|\$", body):
+        return None
+    escaped = {"type": "string", "allOf": [{"pattern": pattern}, {"pattern": _ESCAPED}]}
+    return f"^(?:{body})$" if "nsatisfiable" in problem_of(escaped) else None
 
 
 def problem_of(schema: dict[str, Any]) -> str:

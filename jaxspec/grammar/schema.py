@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxspec.grammar.automaton import MOST_STATES, needed
+from jaxspec.grammar.dialect import unescaped
 from jaxspec.grammar.references import NAMED_SCHEMAS, references, referred, with_pointers
 
 # Keywords that the regular expression enforces, and those that do not constrain a text. It would ignore any others.
 _HELD = {"type", "properties", "required", "items", "enum", "const", "anyOf", "minLength", "maxLength", "minItems"}
-_HELD |= {"maxItems", "additionalProperties", "$ref", "$defs", "definitions"}
+_HELD |= {"maxItems", "additionalProperties", "$ref", "$defs", "definitions", "pattern"}
 _SILENT = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated", "readOnly"}
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalItems", "additionalProperties", "unevaluatedProperties", "propertyNames")
@@ -98,11 +99,21 @@ def pattern(schema: dict[str, Any]) -> str | None:
         return None
     build = needed("outlines_core.json_schema").build_regex_from_schema
     try:
-        found = build(json.dumps(schema), "")
+        found = build(json.dumps(_unescaped(schema)), "")
     except (TypeError, ValueError):
         return None
     found = _INTEGER.sub(f"(0|[1-9][0-9]{{0,{MOST_DIGITS - 1}}})", found)
     return functools.reduce(lambda text, pair: text.replace(*pair), _AS_THE_HOST.items(), found)
+
+
+def _unescaped(schema: Any) -> Any:
+    """Returns a covered schema with patterns as they stand in its text."""
+    if isinstance(schema, list):
+        return [_unescaped(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _unescaped(one) for key, one in schema.items()}
+    return found | ({"pattern": unescaped(found["pattern"])} if isinstance(found.get("pattern"), str) else {})
 
 
 def with_bounded_numbers(schema: Any) -> Any:
@@ -326,6 +337,10 @@ def _covered(schema: Any, root: dict[str, Any], above: tuple[str, ...]) -> bool:
     kinds = schema.get("type", ())
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     if not kinds or (len(kinds) > 1 and {"array", "object"} & set(kinds)):
+        return False
+    if "pattern" in schema and (kinds != ("string",) or {"minLength", "maxLength"} & set(schema)):
+        return False  # the expression follows one of them
+    if "pattern" in schema and unescaped(schema["pattern"]) is None:
         return False
     if "object" in kinds:
         return _covered_object(schema, root, above)

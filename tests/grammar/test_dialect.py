@@ -139,6 +139,27 @@ def test_formats_of_zod_are_their_patterns(form):
                 assert [takes(host, json.dumps(text, ensure_ascii=False)) for text in texts] == [expected] * len(texts)
 
 
+def test_patterns_of_strings_without_escapes_have_a_table():
+    tabled = ["^[a-z0-9]{3}$", "^$|^(?:[0-9]{2})+$", r"^\d\.\d$", "^(a|b)$", "^[ -!#-Z]*$", r"^\$\^$"]
+    others = [
+        "^a",
+        "a$",
+        "^[^x]$",
+        "^[!-~]$",
+        "^a|b$",
+        "^a$|b",
+        r"^\s$",
+        r"^\\$",
+        '^"$',
+        "(?i)^a$",
+    ]
+    for pattern in (*tabled, *others):
+        grammar = Grammar.json_schema({"type": "string", "pattern": pattern})
+        assert (grammar.pattern is not None) == (pattern in tabled), pattern
+    for more in ({"maxLength": 2}, {"type": ["string", "null"]}, {"format": "uuid"}, {"enum": ["a"]}):
+        assert Grammar.json_schema({"type": "string", "pattern": "^[a-f0-9-]+$"} | more).pattern is None
+
+
 @pytest.mark.parametrize(
     ("pattern", "problem"),
     [

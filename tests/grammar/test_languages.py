@@ -70,6 +70,9 @@ SCHEMAS = {
         "patternProperties": {'^[^"]?x': {"type": "integer"}, "^[a-c]$": {"type": "null"}},
     },
     "listed names": {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": NAME},
+    "date": {"type": "string", "format": "date", "examples": ["2020-02-29", "2021-02-29", "1999-12-31"]},
+    "base64": {"type": "string", "pattern": "^$|^(?:[a-z+/]{4})*(?:[a-z]{3}=)?$", "examples": ["ab/+", "abc=", "a"]},
+    "code": {"properties": {"x": {"type": "string", "pattern": "^[a-z]{2}-[0-9]+$", "examples": ["ab-1", "ab-"]}}},
     **{
         f"pattern {pattern}": {"type": "string", "pattern": pattern} | more
         for pattern, more in {

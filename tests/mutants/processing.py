@@ -467,6 +467,13 @@ MUTANTS = (
         ("tests/grammar/test_dialect.py::test_look_ahead_at_the_beginning_is_a_pattern_next_to_the_other",),
     ),
     Mutant(
+        "schemas: a table writes what has an escape as it is",
+        "grammar/dialect.py",
+        'return f"^(?:{body})$" if "nsatisfiable" in problem_of(escaped) else None',
+        'return f"^(?:{body})$"',
+        ("tests/grammar/test_dialect.py::test_patterns_of_strings_without_escapes_have_a_table",),
+    ),
+    Mutant(
         "schemas: an object that names properties stays open",
         "grammar/normalized.py",
         'result["additionalProperties"] = False',
