@@ -90,6 +90,12 @@ def _read_config(config: Mapping[str, Any]) -> TransformerConfig:
 def _read_ropes(config: Mapping[str, Any], kinds: Sequence[str]) -> tuple[Rope, ...]:
     """Returns each layer's rotary embedding, which differs between layers with and without a window."""
     nested, scaling = config["rope_parameters"] or {}, config["rope_scaling"] or {}
+    if not nested and "rope_type" not in scaling and scaling.get("type") not in (None, "default"):
+        raise SettingError(
+            "rope_scaling.type",
+            f"transformers 4 scales by {scaling['type']!r} here, transformers 5 does not; call the key rope_type to "
+            "scale, or leave rope_scaling out",
+        )
     # As in transformers, the length next to them belongs to families with one embedding.
     config = {**config, "original_max_position_embeddings": None}
     ropes = {

@@ -5,6 +5,7 @@ import pytest
 
 import jaxspec
 from jaxspec.families.gemma import GEMMA3
+from jaxspec.families.settings import SettingError
 from jaxspec.families.table import read_config
 from tests._fixtures import folders
 
@@ -24,6 +25,18 @@ def test_the_original_length_is_that_of_each_embedding():
         CONFIG | {"rope_scaling": yarn, "original_max_position_embeddings": 32, "num_hidden_layers": 6}
     )
     assert config.ropes[5].scaling.original_context_length == 16
+
+
+def test_an_old_name_of_the_rotary_type_is_ambiguous():
+    """transformers 5 puts the scaling into a default type, unless `rope_parameters` exists too."""
+    yarn = {"factor": 4.0, "original_max_position_embeddings": 16}
+    with pytest.raises(SettingError, match=r"rope_scaling.type: transformers 4 scales by 'yarn' here, .* rope_type to"):
+        read_config(CONFIG | {"rope_scaling": yarn | {"type": "yarn"}})
+    known = {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}
+    named, default = {"rope_type": "yarn", "type": "linear"}, {"type": "default"}
+    for values in ({"rope_scaling": yarn | named}, {"rope_scaling": yarn | {"type": "yarn"}} | known):
+        assert read_config(CONFIG | {"num_hidden_layers": 6} | values).ropes[5].scaling.kind == "yarn"
+    assert read_config(CONFIG | {"num_hidden_layers": 6, "rope_scaling": default}).ropes[5].scaling is None
 
 
 def test_what_it_has_and_llama_has_not():

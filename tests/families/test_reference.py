@@ -1,12 +1,14 @@
 """Settings and rotary embeddings against those of live transformers, for every family."""
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
 from huggingface_hub.errors import StrictDataclassError
 
 from jaxspec.families.common import SIZES
+from jaxspec.families.settings import SettingError
 from jaxspec.families.table import FAMILIES, read_config
 from jaxspec.ops.rope import frequencies
 
@@ -139,6 +141,27 @@ ROPES = {
 }
 
 
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"])
+def test_old_names_of_the_rotary_type(kind):
+    """Alone or next to the new one, of which `rope_type` counts; what is refused, transformers does not scale."""
+    forms = [{"type": "linear"}, {"type": "linear", "rope_type": "default"}, {"type": "default", "rope_type": "linear"}]
+    for form, spelling in itertools.product(forms, ["rope_scaling", "rope_parameters", "both"]):
+        layers, given = kind == "gemma3_text", form | {"factor": 4.0}
+        nested = {"full_attention": given} if layers else given
+        values = {"rope_scaling": given} if spelling == "rope_scaling" else {"rope_parameters": nested}
+        values |= {"rope_scaling": {"factor": 2.0}} if spelling == "both" and layers else {}
+        values |= _SMALL | {"num_hidden_layers": 6, "head_dim": 16, "max_position_embeddings": 128}
+        theirs = _theirs(kind, values).rope_parameters
+        theirs = theirs["full_attention"] if layers else theirs
+        try:
+            ours = read_config({"model_type": kind} | values).ropes[-1]
+        except SettingError as error:
+            assert error.key == "rope_scaling.type" and theirs["rope_type"] == "default" and layers
+            continue
+        assert (ours.scaling is None) == (theirs["rope_type"] == "default")
+        assert ours.scaling is None or ours.scaling.factor == theirs["factor"]
+
+
 @pytest.mark.parametrize("name", sorted(ROPES))
 @pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3_text"])
@@ -149,6 +172,8 @@ def test_frequencies_and_attention_factor(name, spelling, kind):
     settings, nested = ROPES[name], kind == "gemma3_text" and spelling == "rope_parameters"
     if kind == "gemma3_text" and "truncate" in settings:
         pytest.skip("transformers does not read truncate of one type of layers")
+    if kind == "gemma3_text" and spelling == "rope_scaling" and "rope_type" not in settings:
+        pytest.skip("transformers 5 does not scale by an old name of the type: refused")
     longest = 131072 if name == "yarn of Qwen" else 128
     sizes = _SMALL | {"num_hidden_layers": 6, "head_dim": 16, "max_position_embeddings": longest, "rope_theta": 5e4}
     values = sizes | {spelling: {"full_attention": settings} if nested else settings}

@@ -13,6 +13,13 @@ MUTANTS = (
         (f"{_GEMMA}::test_scales_are_stored_as_distances_from_one",),
     ),
     Mutant(
+        "Gemma scales by an old name of the type",
+        "families/gemma.py",
+        'if not nested and "rope_type" not in scaling and',
+        'if False and "rope_type" not in scaling and',
+        (f"{_GEMMA}::test_an_old_name_of_the_rotary_type_is_ambiguous",),
+    ),
+    Mutant(
         "GPT-2's keys are read where its queries are",
         "families/gpt2.py",
         '"key_value": slice(1, 3)',
