@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.layout import Layout, Unsharded
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.typed import check_fields
 from jaxspec.core.validate import shown
 
 CacheKernels = Literal["xla", "pallas"]
@@ -63,6 +64,7 @@ class ModelTraits:
         for name, value in (("prompt_chunk", self.prompt_chunk), ("pass_tokens", self.pass_tokens)):
             if (name == "prompt_chunk" or value is not None) and (type(value) is not int or value < 1):
                 raise ValueError(f"{name} of a model must be a positive integer, got {shown(value)}")
+        check_fields(self, "takes_trees", "rewinds", "resumes", "kernels", "hidden_sizes")
 
 
 @runtime_checkable

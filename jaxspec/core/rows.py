@@ -13,10 +13,12 @@ from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Int
 
 from jaxspec.core.typed import typed
+from jaxspec.core.validate import shown
 
 _State = TypeVar("_State")
 
@@ -50,6 +52,8 @@ class RowAxes:
     def of(cls, axes: Any) -> Self:
         """Makes them from a tree like the state, with an axis for each array; -1 if rows share it."""
         flat, tree = jax.tree.flatten(axes)
+        if wrong := [one for one in flat if not isinstance(one, int | np.integer)]:
+            raise TypeError(f"axes must be a tree of integers, got {shown(wrong[0])} in it; -1 if rows share an array")
         return cls(tree, tuple(None if axis < 0 else axis for axis in flat))
 
     def count(self, state: Any) -> int:

@@ -16,6 +16,7 @@ from jaxspec.core.sampling import Policy
 from jaxspec.core.split_sampling import AtDrafts
 from jaxspec.core.stats import Stats
 from jaxspec.core.tree import depths
+from jaxspec.core.typed import typed
 
 
 class Deferred(abc.ABC):
@@ -325,6 +326,7 @@ class RoundInfo:
     accepted: Int[Array, "b"]
 
     @classmethod
+    @typed("length", k=(0, 2**20))
     def empty(cls, length: Int[Array, "b"], k: int) -> "RoundInfo":
         """Returns the outcome of a round of up to `k` drafts in which no row, of these lengths, emits a token."""
         none = jnp.zeros_like(length)

@@ -9,6 +9,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.typed import typed
 
 
 @register_dataclass
@@ -48,6 +49,7 @@ class Stats:
     lossy_rounds: Int[Array, "b"]
 
     @classmethod
+    @typed(batch=(0, 2**31 - 1), k=(0, 2**20))
     def zero(cls, batch: int, k: int) -> Self:
         """Returns the counts before the first round, for drafts of at most `k` tokens."""
         none = jnp.zeros(batch, jnp.int32)

@@ -66,8 +66,9 @@ def typed(*names: str, **bounds: _Bounds) -> Callable[[Callable[_Args, _Result]]
 def check_fields(record: Any, *names: str, **bounds: _Bounds) -> None:
     """Raises `TypeError` or `ValueError` unless fields of a dataclass are what their annotations say; see `typed`."""
     hints = _hints(type(record))
-    for name in (*names, *bounds) or [field.name for field in dataclasses.fields(record)]:
-        _check(f"{name} of {type(record).__name__}", getattr(record, name), hints[name], bounds.get(name))
+    with jaxtyping.jaxtyped("context"):
+        for name in (*names, *bounds) or [field.name for field in dataclasses.fields(record)]:
+            _check(f"{name} of {type(record).__name__}", getattr(record, name), hints[name], bounds.get(name))
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from jaxspec.core.prefill import Chunks
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sums import log_sum_exp
+from jaxspec.core.typed import typed
 
 
 @register_dataclass
@@ -43,6 +44,7 @@ class PromptScores:
     top_log_probs: Float[Array, "1 s n"]
 
     @classmethod
+    @typed(width=(0, 2**31 - 1), alternatives=(0, 2**20))
     def blank(cls, width: int, alternatives: int) -> Self:
         """Returns the scores of a prompt of up to `width` tokens of which nothing is fed."""
         zeros = lambda dtype, *axes: jnp.zeros((1, width, *axes), dtype)  # noqa: E731

@@ -5,13 +5,16 @@ Estimates err on the high side: one that is too high may draft too little, while
 
 import dataclasses
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jaxspec.core import validate
 from jaxspec.core.memory import size_of
 from jaxspec.core.model import Model
+from jaxspec.core.typed import check_fields, typed
 
 # The relative time of a pass over n tokens: pairs (n, time over that of one token), extrapolated with the last slope.
 # On a CPU, measured with SmolLM2-135M on two cores ("stored": with a model of 1.5B); on an accelerator, where reading
@@ -30,6 +33,8 @@ _CACHE = 2**28
 _ROUND, PASS = 0.02, 0.01
 # The share of a pass that is proportional to the number of layers, regardless of the bytes that they read.
 _LAYERS = 0.25
+# The most tokens of a pass, layers of a model, and bytes.
+_TOKENS, _DEPTH, _BYTES = 2**31 - 1, 2**20, 2**62
 
 
 class DraftCosts(NamedTuple):
@@ -58,6 +63,10 @@ class CostModel:
       target: the target.
       batch: the number of rows that are decoded together.
 
+    Raises:
+      TypeError, ValueError: `target` is not a model, `batch` is not a positive integer, or an argument of a method is
+        not of its type.
+
     Example:
       >>> model = jaxspec.draft_length.CostModel(target, batch=2)
       >>> costs = model.rounds(model.draft_model(draft), lengths=(0, 2, 4))
@@ -68,18 +77,25 @@ class CostModel:
     target: Model
     batch: int = 1
 
+    def __post_init__(self) -> None:
+        check_fields(self, "target", batch=(1, _TOKENS))
+
+    @typed()
     def rounds(self, drafting: DraftCosts, lengths: tuple[int, ...]) -> tuple[float, ...]:
         """Returns the time of a round of each length, including verification: the `costs` of `Adaptive`."""
+        validate.in_range("DraftCosts", **{name: (getattr(drafting, name), 0, math.inf) for name in drafting._fields})
         times = (
             self.widened(self.target, n + 1) + (n > 0) * (drafting.first + _ROUND) + n * drafting.each for n in lengths
         )
         return tuple(round(time, 4) for time in times)
 
+    @typed(tokens=(1, _TOKENS))
     def widened(self, network: Any, tokens: int) -> float:
         """Returns the time of a pass of `network` over `tokens` tokens a row, divided by that of one token a row."""
         kind = _kernels(network)
         return _pass(kind, tokens * self.batch) / _pass(kind, self.batch)
 
+    @typed(read=(0, _BYTES), layers=(0, _DEPTH))
     def share(self, read: int, layers: int | None) -> float:
         """Returns the time of a pass over `read` bytes in `layers` layers, divided by that of the target."""
         share, own = read / read_bytes(self.target), _layers(self.target)
@@ -87,20 +103,24 @@ class CostModel:
             return share + PASS
         return (1 - _LAYERS) * share + _LAYERS * layers / own
 
+    @typed()
     def draft_model(self, model: Model) -> DraftCosts:
         """Returns the costs of a draft model: a pass for each draft, of which the first reads two tokens."""
         share = self.share(read_bytes(model), _layers(model))
         return DraftCosts(share * (self.widened(model, 2) - 1), share)
 
+    @typed(k=(0, _TOKENS))
     def layer(self, head: Any, k: int) -> DraftCosts:
         """Returns the costs of a one-layer head: a pass a draft, the first over all accepted drafts of up to `k`."""
-        share = self.share(_bytes(head.params), 1)
+        share = self.share(_bytes(_params(head)), 1)
         return DraftCosts(share * (self.widened(head, k + 1) - 1), share)
 
+    @typed(k=(1, _TOKENS))
     def one_pass(self, head: Any, k: int) -> DraftCosts:
         """Returns the costs of a head that makes all `k` drafts in one pass."""
-        return DraftCosts(_bytes(head.params) / read_bytes(self.target) * self.widened(head, k) + PASS, 0.0)
+        return DraftCosts(_bytes(_params(head)) / read_bytes(self.target) * self.widened(head, k) + PASS, 0.0)
 
+    @typed(layers=(0, _DEPTH))
     def first_layers(self, layers: int) -> DraftCosts:
         """Returns the costs of the target's first layers, with its output head: a pass for each draft."""
         target: Any = self.target
@@ -145,6 +165,12 @@ def _pass(kind: str, tokens: int) -> float:
 def _layers(model: Model) -> int | None:
     sizes = model.traits.hidden_sizes
     return None if sizes is None else sizes[0]
+
+
+def _params(head: Any) -> Any:
+    if isinstance(head, type) or not hasattr(head, "params"):
+        raise TypeError(f"head of CostModel must be a head with params, got {validate.shown(head)}")
+    return head.params
 
 
 def _bytes(params: object) -> int:

@@ -31,6 +31,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.sampling import Policy
 from jaxspec.core.state import Context, Proposal, Verdict
+from jaxspec.core.typed import check_fields
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
 from jaxspec.drafters.base import DrafterInfo
 from jaxspec.drafters.chain import ChainDrafter
@@ -110,6 +111,7 @@ class CrossVocabularyDraft(ModelDraft):
     def check(self, name, target):
         check_is_model(name, self.model)
         validate.instance("token_map", self.token_map, TokenMap, "pass TokenMap.between(...)")
+        check_fields(self.token_map)
         for whose, model, size in (
             ("target", target, self.token_map.target_vocab_size),
             ("draft", self.model, self.token_map.draft_vocab_size),

@@ -18,6 +18,7 @@ from jaxspec.core import memory, validate
 from jaxspec.core.leading import take_row
 from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.typed import check_fields
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
 from jaxspec.drafters.lookup import Guess, LookupDrafter
 
@@ -153,6 +154,8 @@ class SuffixDrafter(LookupDrafter):
         self.draft_length.check()
         if self.store is not None and not isinstance(self.store, TextStore):
             raise TypeError(f"store must be a TextStore or None, got {type(self.store).__name__}; pass TextStore.empty")
+        if self.store is not None:
+            check_fields(self.store)
 
     def guess(self, tokens: Int[Array, "b s"], length: Int[Array, "b"]) -> Guess:
         end = _end(tokens, length, min(self.max_match, tokens.shape[1]))

@@ -25,10 +25,13 @@ from jaxspec.checkpoints.spelling import Speller, ids_of, key_of
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.model import Model
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.typed import typed
 from jaxspec.drafters.resized import have_same_tokens
 
 # The draft model reads only the last pieces of a longer token, which say most about the next token.
 MOST_PIECES = 8
+# The largest vocabulary.
+_MOST = 2**31 - 1
 
 
 @register_dataclass
@@ -67,6 +70,7 @@ class TokenMap:
     draft_vocab_size: int = dataclasses.field(metadata={"static": True})
 
     @classmethod
+    @typed()
     def of_models(cls, draft: Model, target: Model | None, tokenizer: Tokenizer | None = None) -> "TokenMap | None":
         """Maps the target's vocabulary to a draft model's, if their tokenizers show that they differ.
 
@@ -79,7 +83,7 @@ class TokenMap:
           The map; `None` if the models have the same tokens, or a tokenizer is missing.
 
         Raises:
-          ValueError: as `between` does.
+          TypeError, ValueError: as `between` does.
         """
         if target is None:
             return None
@@ -92,6 +96,7 @@ class TokenMap:
         return None if found.keeps_ids() else found
 
     @classmethod
+    @typed("target", "draft", target_size=(1, _MOST), draft_size=(1, _MOST))
     def between(
         cls, target: Tokenizer, draft: Tokenizer, *, target_size: int | None = None, draft_size: int | None = None
     ) -> Self:
@@ -107,7 +112,9 @@ class TokenMap:
           The map from the target's vocabulary to the draft's.
 
         Raises:
-          ValueError: no text token is shared, or a tokenizer is neither byte-level nor SentencePiece.
+          TypeError: an argument is not of its type.
+          ValueError: no text token is shared, a size is out of range, or a tokenizer is neither byte-level nor
+            SentencePiece.
         """
         target_size = target.vocab_size if target_size is None else target_size
         draft_size = draft.vocab_size if draft_size is None else draft_size

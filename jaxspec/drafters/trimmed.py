@@ -17,7 +17,8 @@ from jaxtyping import Int
 
 from jaxspec.core.model import Model, ModelOutput, ModelTraits, WrappedModel
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.drafters.draft_model import Draft, ModelDraft
+from jaxspec.core.typed import check_fields
+from jaxspec.drafters.draft_model import Draft, ModelDraft, check_is_model
 from jaxspec.drafters.draft_vocabulary import Vocabulary, chosen, expand
 from jaxspec.drafters.resized import ResizedModel
 
@@ -71,6 +72,7 @@ class TrimmedModel(WrappedModel):
         """
         from jaxspec.nn.language_model import with_head_rows  # loads Flax, which the loop does not
 
+        check_is_model("TrimmedModel", model)
         ids = chosen(draft_vocabulary, model.vocab_size, model.traits.tokenizer)
         return cls(with_head_rows(model, ids), jnp.asarray(ids))
 
@@ -103,6 +105,10 @@ class TrimmedDraft(ModelDraft):
     @property
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self.model.vocab_size, self.ids, self.model.traits.placement)
+
+    def check(self, name: str, target: Model) -> None:
+        super().check(name, target)
+        check_fields(self, "ids")
 
 
 def trim(model: Any, draft_vocabulary: DraftVocabulary) -> Any:

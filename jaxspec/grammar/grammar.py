@@ -171,7 +171,7 @@ class Grammar:
         if grammar.kind == "after_thinking":
             raise ValueError("grammar begins after thinking already; pass the grammar of the answer alone")
         source = {"kind": grammar.kind, "source": grammar.source, "start": start, "end": end}
-        return cls("after_thinking", json.dumps(source))
+        return cls("after_thinking", json.dumps(thinking.checked(source)))
 
     @property
     def answer(self) -> "Grammar":
@@ -457,7 +457,7 @@ def _forced(
 def _joined(tables: Sequence[Any]) -> tuple[Array, ...]:
     """Returns the arrays of one table with the states of several, which share their last state."""
     if not isinstance(tables, Sequence):
-        raise TypeError(f"tables must be a list of GrammarTable or None, got {tables!r:.80}; pass one for each row")
+        raise TypeError(f"tables must be a list of GrammarTable or None, got {validate.shown(tables)}; pass one a row")
     for one in tables:
         if one is not None and not isinstance(one, GrammarTable):
             raise TypeError(f"tables must be GrammarTable or None, got {type(one).__name__}; pass grammar.table(...)")

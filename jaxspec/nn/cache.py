@@ -19,10 +19,16 @@ from jaxspec.core.layout import Layout
 from jaxspec.core.model import Kernels
 from jaxspec.core.parts import on_one_device
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.typed import typed
+from jaxspec.core.validate import dtype_of
 from jaxspec.ops.rope import RopeTable, rotate
 
 # Attention reads the cache in blocks of this size, so that its cost depends on the used part.
 BLOCK = 256
+# The bounds of a cache's sizes, and the types of its numbers.
+SIZES = {"layers": (0, 2**20), "batch": (0, 2**31 - 1), "heads": (1, 2**20), "capacity": (0, 2**31 - 1)}
+SIZES |= {"head_dim": (1, 2**20)}
+DTYPES = ("float32", "bfloat16", "float16", "float64", "int8")
 # The slots of a TPU tile.
 _TILE = 8
 # The rows of a cache that a CPU writes per loop iteration.
@@ -89,8 +95,10 @@ class KVCache:
     kernels: ClassVar[Kernels] = "xla"
 
     @classmethod
+    @typed(**SIZES)
     def empty(cls, *, layers: int, batch: int, heads: int, capacity: int, head_dim: int, dtype: DTypeLike) -> Self:
         """Returns an empty cache of `capacity` slots per row, rounded up to complete attention blocks."""
+        dtype = dtype_of("dtype", dtype, DTYPES)
         capacity = -(-capacity // BLOCK) * BLOCK
         shape = (layers, batch, heads, capacity, head_dim)
         return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros(batch, jnp.int32))

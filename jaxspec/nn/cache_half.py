@@ -12,7 +12,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Float16, Int
 
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.nn.cache import KVCache, LayerNumber
+from jaxspec.core.typed import typed
+from jaxspec.nn.cache import SIZES, KVCache, LayerNumber
 from jaxspec.nn.cache_native import NativeKVCache
 
 # Beyond this float16 has no numbers.
@@ -39,6 +40,7 @@ class HalfKVCache(KVCache):
     length: Int[Array, "b"]
 
     @classmethod
+    @typed(**SIZES)
     def empty(cls, *, layers: int, batch: int, heads: int, capacity: int, head_dim: int, dtype: DTypeLike) -> Self:
         """Returns an empty cache, like `KVCache.empty`, but always in float16."""
         del dtype

@@ -9,7 +9,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Int8
 
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.nn.cache import KVCache, KVEntries, LayerNumber, slots
+from jaxspec.core.typed import typed
+from jaxspec.core.validate import dtype_of
+from jaxspec.nn.cache import DTYPES, SIZES, KVCache, KVEntries, LayerNumber, slots
 from jaxspec.ops.int8 import dequantize, quantize
 
 
@@ -42,12 +44,13 @@ class Int8KVCache(KVCache):
     dtype: DTypeLike = dataclasses.field(default=jnp.float32, metadata={"static": True})
 
     @classmethod
+    @typed(**SIZES)
     def empty(cls, *, layers: int, batch: int, heads: int, capacity: int, head_dim: int, dtype: DTypeLike) -> Self:
         """Returns an empty cache, like `KVCache.empty`; `dtype` is that of keys and values read from it."""
         sizes = {"layers": layers, "batch": batch, "heads": heads, "capacity": capacity, "head_dim": head_dim}
         blank = KVCache.empty(**sizes, dtype=jnp.int8)
         scales = jnp.zeros((*blank.keys.shape[:-1], 1), jnp.float32)
-        return cls(blank.keys, blank.values, blank.length, scales, scales, jnp.dtype(dtype))
+        return cls(blank.keys, blank.values, blank.length, scales, scales, dtype_of("dtype", dtype, DTYPES))
 
     def block(self, layer: LayerNumber, start: Int[Array, "*b"], count: int) -> tuple[Array, Array]:
         """Reads a layer's keys and values in `count` slots of every row, `[b, g, count, d]` each, as `dtype`."""

@@ -5,6 +5,7 @@ import math
 from typing import Literal
 
 from jaxspec.core import validate
+from jaxspec.core.typed import check_fields
 from jaxspec.nn.cache_by_kind import Kinds
 from jaxspec.nn.layers import AttentionSpec, FeedForwardSpec, LayerSpec
 from jaxspec.nn.norm import NormSpec
@@ -60,6 +61,7 @@ class TransformerConfig:
         validate.in_range(owner, norm_eps=(self.norm_eps, 0, 1), **{k: (x, 0, math.inf) for k, x in scales.items()})
         for name in _FLAGS:
             validate.flag(name, getattr(self, name))
+        check_fields(self, "norm", "activation")
         for name in ("ropes", "windows"):
             validate.instance(name, getattr(self, name), tuple, "pass one entry per layer")
         if self.num_heads % self.num_kv_heads:

@@ -114,6 +114,9 @@ class Rules:
           TypeError, ValueError: if `mesh` is not a mesh, or lacks one of `axes`.
         """
         _check_kind(mesh)
+        sizes = ("num_kv_heads", "queries_per_kv_head", "vocab_size", "mlp_width")
+        if isinstance(config, type) or not all(hasattr(config, name) for name in sizes):
+            raise TypeError(f"config must have {', '.join(sizes)}, got {shown(config)}; pass model.module.config")
         axes = tuple(name for name in mesh.axis_names if name != "data") if axes is None else as_tuple(axes)
         cls(vocab=axes).check(mesh)
         kv_heads = _dividing(mesh, axes, config.num_kv_heads)

@@ -14,6 +14,7 @@ from jax import Array
 from jaxtyping import Bool, Int, Shaped
 
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.typed import typed
 from jaxspec.io.files import FileFormatError, reading
 from jaxspec.io.manifest import sha256
 from jaxspec.training.files import MANIFEST, Sequences, read_manifest
@@ -223,6 +224,7 @@ class Dataset:
     whole_texts: bool = False
 
     @classmethod
+    @typed()
     def open(
         cls, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, unfinished: bool = False
     ) -> Self:

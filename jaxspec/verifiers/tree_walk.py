@@ -43,6 +43,7 @@ class DraftTree:
     depth: int = dataclasses.field(metadata={"static": True})
 
     @classmethod
+    @typed()
     def of(cls, proposal: Proposal) -> Self:
         """Makes the tree of a proposal; in a chain, each draft's parent is the draft before it."""
         parents, depth = proposal.parents, proposal.depth

@@ -8,6 +8,20 @@ _CALLS = "tests/decoding/test_calls.py"
 
 MUTANTS = (
     Mutant(
+        "the arrays of a store of texts are not checked",
+        "drafters/suffix.py",
+        "            check_fields(self.store)\n",
+        "            pass\n",
+        ("tests/text/test_bad_constructors.py::test_wrong_arrays_are_named_before_they_are_used",),
+    ),
+    Mutant(
+        "a cost model takes any batch",
+        "draft_length/costs.py",
+        'check_fields(self, "target", batch=(1, _TOKENS))',
+        'check_fields(self, "target")',
+        ("tests/text/test_bad_constructors.py::test_a_wrong_argument_is_named[CostModel]",),
+    ),
+    Mutant(
         "rows that the host ends go on",
         "decoding/rounds.py",
         "            self.state = self.state.with_done(self.state.done | rows)\n",

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Int
 
 from jaxspec.contrib.exit_head.checkpoint import write_early_exit
 from jaxspec.contrib.exit_head.head import EarlyExitHead, init, network_for
+from jaxspec.core.typed import typed
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.early_exit import EarlyExitDrafter
 from jaxspec.nn.language_model import LanguageModel
@@ -54,6 +55,7 @@ class EarlyExitRecipe(Recipe):
         check_at_least(self, 0, "blocks")
 
     @classmethod
+    @typed("target")
     def of(cls, target: LanguageModel, **options: Any) -> "EarlyExitRecipe":
         """Returns the recipe with an exit after a quarter of the target's layers, unless `layers` is given.
 

@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.contrib.tandem.checkpoint import write_tandem
 from jaxspec.contrib.tandem.head import TandemDrafter, TandemHead, default_capture, init, network_for
+from jaxspec.core.typed import typed
 from jaxspec.drafters import draft_vocabulary as vocabulary
 from jaxspec.drafters.base import Drafter
 from jaxspec.heads import untrained
@@ -73,6 +74,7 @@ class TandemRecipe(Recipe):
         check_decay(self.decay)
 
     @classmethod
+    @typed("target")
     def of(cls, target: LanguageModel, **options: Any) -> "TandemRecipe":
         """Returns the recipe with a low, the middle and the last state of this target (`default_capture`)."""
         options.setdefault("capture", default_capture(target))

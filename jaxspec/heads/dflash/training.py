@@ -27,6 +27,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.typed import typed
 from jaxspec.drafters.base import Drafter
 from jaxspec.heads import untrained
 from jaxspec.heads.dflash.checkpoint import read_dflash, write_dflash
@@ -88,6 +89,7 @@ class DFlashRecipe(Recipe):
             raise ValueError(f"k must be at most block_size, {self.block_size}, got {self.k}; pass a larger block_size")
 
     @classmethod
+    @typed("target")
     def of(cls, target: LanguageModel, **options: Any) -> "DFlashRecipe":
         """Returns the recipe with DFlash's choice of the target's states: four, evenly spaced."""
         options.setdefault("capture", default_capture(target))

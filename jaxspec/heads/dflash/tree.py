@@ -20,6 +20,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.state import Context, Proposal
 from jaxspec.core.tree import positive
+from jaxspec.core.typed import typed
 from jaxspec.core.validate import shown
 from jaxspec.drafters.base import Drafter, DrafterInfo
 from jaxspec.drafters.frontier import keep_rows
@@ -76,6 +77,7 @@ class DFlashTreeDrafter(Drafter):
         self.construction.check(self.nodes, self.max_drafts, most_children(self.head))
 
     @classmethod
+    @typed("construction", "head", "target", nodes=(1, 2**20))
     def named(
         cls, construction: type[Construction], head: DFlashHead, target: Model, nodes: int | None = None
     ) -> "DFlashTreeDrafter":

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.typed import typed
 from jaxspec.drafters import draft_vocabulary as vocabulary
 from jaxspec.drafters.base import Drafter
 from jaxspec.heads import untrained
@@ -66,6 +67,7 @@ class EagleRecipe(Recipe):
         check_decay(self.decay)
 
     @classmethod
+    @typed("target")
     def of(cls, target: LanguageModel, **options: Any) -> "EagleRecipe":
         """Returns the recipe with EAGLE-3's choice of the target's states (`default_capture`)."""
         options.setdefault("capture", default_capture(target))

@@ -3,12 +3,14 @@
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from jaxspec.core.tree import positive
+from jaxspec.core.typed import check_fields
 from jaxspec.core.validate import shown
 from jaxspec.draft_length.costs import CostModel
 from jaxspec.heads.dflash.constructions.base import best_first, submit
@@ -31,7 +33,8 @@ class BestPathsByCost(BestPaths):
         curve below them, as in the paper. Verification is compiled for each number above 0.
 
     Raises:
-      ValueError: there are fewer than two pairs, numbers do not increase from 0, or a time is not above 0.
+      TypeError, ValueError: these are no such pairs, there are fewer than two, numbers do not increase from 0, or a
+        time is not above 0.
 
     References:
       CaDDTree (2026), arXiv:2606.01813.
@@ -48,7 +51,12 @@ class BestPathsByCost(BestPaths):
     times: tuple[tuple[int, float], ...]
 
     def __post_init__(self) -> None:
-        times = tuple((count, float(time)) for count, time in self.times)
+        times: Any = self.times
+        if isinstance(times, tuple | list):
+            times = tuple(tuple(one) if isinstance(one, list) else one for one in times)
+        object.__setattr__(self, "times", times)
+        check_fields(self, "times")
+        times = tuple((count, float(time)) for count, time in times)
         counts = [count for count, _ in times]
         for count in counts[1:]:
             positive("a number of nodes in times", count)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from jaxspec.core.typed import check_fields
 from jaxspec.heads.dflash.constructions.families import Families, choose_families
 
 
@@ -39,6 +40,7 @@ class GapFamilies(Families):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_fields(self, "slope", "middle")
         for name in ("slope", "middle"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)}; the default is 1.0")
