@@ -112,10 +112,15 @@ def _engine(options: Options) -> "Engine":
 
 
 def _warm(engine: "Engine") -> None:
-    """Compiles the program of plain requests."""
+    """Compiles the program of plain requests, and asks for those of the other usual kinds."""
+    from jaxspec.serving.kinds import usual_kinds
+
     tokenizer = engine.decoder.tokenizer
-    ids = tokenizer.encode("a") or [0]
-    engine.submit(ids, max_new_tokens=2, temperature=1.0, top_p=1.0, top_k=0, stop_tokens=()).result()
+    plain, *others = usual_kinds(tokenizer)
+    engine.submit(tokenizer.encode("a") or [0], **{**plain, "max_new_tokens": 2, "stop_tokens": ()}).result()
+    for kind in others:
+        with contextlib.suppress(TypeError, ValueError):  # what this drafter cannot do, a request hears of
+            engine.prepare([kind])
 
 
 def _server_of(uvicorn: Any, app: Any, config: Any) -> Any:

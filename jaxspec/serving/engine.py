@@ -17,6 +17,7 @@ import jax
 from jaxspec.core import validate
 from jaxspec.core.layout import Unsharded
 from jaxspec.core.programs import PROGRAMS
+from jaxspec.decoding.options import Arguments
 from jaxspec.decoding.room import bucket
 from jaxspec.serving.group import Group
 from jaxspec.serving.groups import Groups
@@ -29,8 +30,7 @@ from jaxspec.serving.share import Share
 from jaxspec.serving.waiting import Waiting
 from jaxspec.text.decoder import SpeculativeDecoder
 from jaxspec.text.request import TextOptions, TextRequest
-from jaxspec.text.result import TextResult, Timing, collect, new_rows
-from jaxspec.text.stream import TextStream
+from jaxspec.text.result import Timing, collect, new_rows
 from jaxspec.verifiers.base import Verifier
 from jaxspec.verifiers.table import seeded_verifier
 
@@ -46,7 +46,7 @@ _PREFIX_BYTES = 2**28
 # The number of prompts that are fed at a time: a long one, and a short one that passes it.
 _PROMPTS = 2
 # Options of `submit` that make no other kind.
-_OF_SUBMIT = ("priority", "timeout", "cache_salt")
+_OF_SUBMIT = ("priority", "timeout", "cache_salt", "prompt_alternatives")
 # Seconds after which time limits are checked while all requests wait for their programs.
 _LOOK_SECONDS = 0.1
 
@@ -66,6 +66,7 @@ class Engine:
       decoder: encodes prompts, and holds the models.
       slots: the number of rows that are decoded at a time.
       capacity: the number of tokens that a row has room for, prompt included.
+      most_waiting: the number of requests that may wait; `None` means any number.
       reused_tokens: the number of tokens of prompts that were not fed, as an earlier text begins with them.
 
     Example:
@@ -120,7 +121,7 @@ class Engine:
         context = self.decoder.target.context_length
         room = bucket(given or min(_CAPACITY, context or _CAPACITY))
         self.capacity = room if context is None else min(room, context)
-        self.slots, self._most_waiting, self.reused_tokens = int(slots), most_waiting, 0
+        self.slots, self.most_waiting, self.reused_tokens = int(slots), most_waiting, 0
         self._waiting: Waiting[Job] = Waiting()
         self._prompts: list[Prompt[Job]] = []
         self._share, self._pace = Share(prompt_share), Pace(_TURN_SECONDS, _ROUNDS)
@@ -129,7 +130,10 @@ class Engine:
         self._changes = self._seen = 0
         self._idle = self._closing = self._drain = False
         self._failure: BaseException | None = None
-        self._groups: Groups[Job] = Groups(self.slots, _ROUNDS, reuses=self._prefixes.keeps, changed=self._changed)
+        idle = lambda: not (self._waiting or self.running)  # noqa: E731
+        self._groups: Groups[Job] = Groups(
+            self.slots, _ROUNDS, reuses=self._prefixes.keeps, changed=self._changed, idle=idle
+        )
         self._thread = threading.Thread(target=self._run, name="jaxspec-engine", daemon=True)
         self._thread.start()
         try:
@@ -188,11 +192,25 @@ class Engine:
         job.salt, job.prompt_alternatives = cache_salt, prompt_alternatives
         with self._news:
             self._check_open()
-            if self._most_waiting is not None and len(self._waiting) >= self._most_waiting:
+            if self.most_waiting is not None and len(self._waiting) >= self.most_waiting:
                 raise QueueFullError(f"{len(self._waiting)} requests are waiting, as many as may; try again later")
             self._waiting.add(job, priority)
             self._changed()
         return handle
+
+    def prepare(self, kinds: Sequence[Mapping[str, Any]]) -> None:
+        """Compiles for more kinds of requests in a thread, while no request is decoded; `ready` does not wait for it.
+
+        One row of each can start then. Nothing happens on a mesh, where programs compile when they are called.
+
+        Args:
+          kinds: options of `submit`, for each kind.
+
+        Raises:
+          TypeError, ValueError: an option is invalid.
+        """
+        if isinstance(self.decoder.target.traits.placement, Unsharded):
+            self._groups.prepare(self._arguments_of(kinds))
 
     @property
     def open(self) -> bool:
@@ -206,11 +224,6 @@ class Engine:
         Programs for several rows of them may still be compiled, in a thread.
         """
         return self.open and self._first()
-
-    @property
-    def most_waiting(self) -> int | None:
-        """The number of requests that may wait; `None` means any number."""
-        return self._most_waiting
 
     @property
     def waiting(self) -> int:
@@ -253,13 +266,19 @@ class Engine:
 
     def _warm(self, kinds: Sequence[Mapping[str, Any]]) -> Callable[[], bool]:
         """Compiles for kinds of requests; returns what says whether each can start."""
-        most = {"max_new_tokens": min(2, self.capacity - 1)}
-        kinds = [{name: one for name, one in options.items() if name not in _OF_SUBMIT} for options in kinds]
         if isinstance(self.decoder.target.traits.placement, Unsharded):
-            asked = [self._request([0], {**most, **options}) for options in kinds]
-            return self._groups.warm([one.arguments for one in asked if not one.grammars])
-        handles = [self.submit([0], **{**most, **options}) for options in kinds]
+            return self._groups.warm(self._arguments_of(kinds))
+        handles = [self.submit([0], **options) for options in self._brief(kinds)]
         return lambda: all(handle.done for handle in handles)
+
+    def _arguments_of(self, kinds: Sequence[Mapping[str, Any]]) -> list[Arguments]:
+        """Returns the arguments of a request of each kind, without those that the host follows."""
+        asked = [self._request([0], options) for options in self._brief(kinds)]
+        return [one.arguments for one in asked if not one.grammars]
+
+    def _brief(self, kinds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        most = {"max_new_tokens": min(2, self.capacity - 1)}
+        return [{**most, **{name: one for name, one in kind.items() if name not in _OF_SUBMIT}} for kind in kinds]
 
     def _cancel(self, job: Job) -> None:
         job.cancelled = True
@@ -402,7 +421,7 @@ class Engine:
         prompt = None
         try:
             if job.request.grammars:
-                self._follow(job)
+                job.follow(lambda: self._closing and not self._drain)
             else:
                 asked, alternatives = job.request, job.prompt_alternatives
                 prompt = Prompt(job, asked.arguments, asked.prompts[0], salt=job.salt, alternatives=alternatives)
@@ -429,21 +448,6 @@ class Engine:
         if prompt.done:
             self._complete(group, slot, prompt.job)
 
-    def _follow(self, job: Job) -> None:
-        """Decodes a text whose grammar the host follows, without the others."""
-        stream = TextStream[str, TextResult](job.request)
-        try:
-            for piece in stream:
-                job.handle.push(piece)
-                closed = CancelledError("the request was cancelled") if self._closing and not self._drain else None
-                if reason := job.over or closed:
-                    stream.close()
-                    job.handle.end(reason)
-                    return
-            job.handle.end(stream.result)
-        except (FloatingPointError, ValueError) as error:
-            job.handle.end(error)
-
     def _advance(self, kind: int, group: Group[Job]) -> None:
         for slot, job in list(group.live.items()):
             if reason := job.over:
@@ -453,21 +457,9 @@ class Engine:
             return
         program, began = (kind, group.width), _work_time()
         found = group.advance(self._pace.rounds(program), bool(self._waiting))
-        rounds = int(found.count)
-        self._pace.ran(program, rounds, _work_time() - began)
+        self._pace.ran(program, int(found.count), _work_time() - began)
         for slot, job in list(group.live.items()):
-            for at in range(rounds):
-                count, accepted = int(found.rounds.count[at, slot]), int(found.rounds.accepted[at, slot])
-                ids = found.rounds.tokens[at, slot, :count].tolist()
-                ended = bool(found.done[slot]) and not found.rounds.count[at + 1 : rounds, slot].any()
-                last, shown = ended, len(job.text.spans)
-                piece = job.text.push(ids, [place < accepted for place in range(count)], last=last)
-                job.tokens += count
-                job.handle.push(piece, job.text.spans[shown:])
-                if last:
-                    break
-            if job.first[0] is None:
-                job.first = time.perf_counter() - job.began, job.tokens
+            job.take(found, slot)
             if found.done[slot] or job.text.stopped:
                 self._complete(group, slot, job)
 

@@ -24,13 +24,21 @@ Signature = tuple[int, Hashable]
 
 
 class Groups(Generic[_Job]):
-    """Holds the groups of rows by signature. Only `signature_of` and `warm` may be called by any thread.
+    """Holds the groups of rows by signature. Only `signature_of`, `warm` and `prepare` may be called by any thread.
 
     Attributes:
       by_signature: the groups.
     """
 
-    def __init__(self, slots: int, rounds: int, *, reuses: bool, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        slots: int,
+        rounds: int,
+        *,
+        reuses: bool,
+        changed: Callable[[], None],
+        idle: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Starts without groups.
 
         Args:
@@ -38,12 +46,13 @@ class Groups(Generic[_Job]):
           rounds: the largest number of rounds of one turn.
           reuses: whether prompts may continue texts that have ended.
           changed: is called by another thread when programs are compiled.
+          idle: returns whether nothing is decoded, so that what is needed later may be compiled.
         """
         self.by_signature: dict[Signature, Group[_Job]] = {}
         self._slots, self._rounds, self._reuses = slots, rounds, reuses
         self._kinds: dict[Hashable, int] = {}
         self._lock = threading.Lock()
-        self._programs = Compiler(changed)
+        self._programs = Compiler(changed, idle)
 
     @property
     def live(self) -> int:
@@ -113,6 +122,13 @@ class Groups(Generic[_Job]):
         for (number, arguments), move in itertools.product(zip(numbers, kinds, strict=True), others):
             self._can_move(number, arguments, *move)
         return lambda: all(self._programs.done((number, *first)) for number in numbers)
+
+    def prepare(self, kinds: Sequence[Arguments]) -> None:
+        """Compiles what one row of each kind needs, while nothing is decoded. Not for a mesh."""
+        first = (0, widths(self._slots)[0])
+        for arguments in kinds:
+            task = functools.partial(self._compile, arguments, *first)
+            self._programs.ask((self.signature_of(arguments)[0], *first), task, later=True)
 
     def can_score(self, signature: Signature, arguments: Arguments, alternatives: int | None) -> bool:
         """Returns whether a prompt can be scored, with this number of likely tokens; asks for the program if not."""

@@ -2,12 +2,15 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 
+from jaxspec.decoding.slots import Advance
 from jaxspec.serving.groups import Signature
 from jaxspec.serving.handle import CancelledError, Handle
 from jaxspec.serving.prompt import Prompt
 from jaxspec.text.request import TextRequest
-from jaxspec.text.result import RowText
+from jaxspec.text.result import RowText, TextResult
+from jaxspec.text.stream import TextStream
 
 
 @dataclasses.dataclass(eq=False)
@@ -52,3 +55,34 @@ class Job:
         if self.deadline is not None and time.perf_counter() > self.deadline:
             return TimeoutError("the request was not complete within its time limit")
         return None
+
+    def take(self, found: Advance, slot: int) -> None:
+        """Hands out the tokens that the rounds of one turn have emitted in a slot."""
+        rounds = int(found.count)
+        for at in range(rounds):
+            count, accepted = int(found.rounds.count[at, slot]), int(found.rounds.accepted[at, slot])
+            ids = found.rounds.tokens[at, slot, :count].tolist()
+            last = bool(found.done[slot]) and not found.rounds.count[at + 1 : rounds, slot].any()
+            shown = len(self.text.spans)
+            piece = self.text.push(ids, [place < accepted for place in range(count)], last=last)
+            self.tokens += count
+            self.handle.push(piece, self.text.spans[shown:])
+            if last:
+                break
+        if self.first[0] is None:
+            self.first = time.perf_counter() - self.began, self.tokens
+
+    def follow(self, closed: Callable[[], bool]) -> None:
+        """Decodes a text whose grammar the host follows, without the others; `closed` says whether to give up."""
+        stream = TextStream[str, TextResult](self.request)
+        try:
+            for piece in stream:
+                self.handle.push(piece)
+                ended = CancelledError("the request was cancelled") if closed() else None
+                if reason := self.over or ended:
+                    stream.close()
+                    self.handle.end(reason)
+                    return
+            self.handle.end(stream.result)
+        except (FloatingPointError, ValueError) as error:
+            self.handle.end(error)

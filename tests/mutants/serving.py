@@ -45,6 +45,13 @@ MUTANTS = (
         (f"{_GROUPS}::test_others_are_decoded_while_a_kind_compiles",),
     ),
     Mutant(
+        "a request waits for the programs of kinds that nobody has asked for",
+        "serving/compiler.py",
+        "if key in self._asked and (later or key not in self._later):",
+        "if key in self._asked:",
+        ("tests/serving/test_compiler.py::test_what_a_request_waits_for_comes_before_what_is_for_later",),
+    ),
+    Mutant(
         "an engine is ready before its kinds are compiled",
         "serving/engine.py",
         "return self.open and self._first()",

@@ -106,3 +106,17 @@ def test_numbers_of_alternatives_share_programs(target):
         decoder.encode("the sea", jaxspec.TextOptions.of(GREEDY | {"alternatives": count}), room=CAPACITY).arguments
     )
     assert kind(1) == kind(20) != kind(0) and kind(21) == kind(40) != kind(20)
+
+
+def test_kinds_for_later_compile_while_the_engine_is_ready(target, gate):
+    with engine_of(target) as engine:
+        engine.prepare([PENALIZED])
+        assert engine.ready and engine._groups.compiling
+        gate.set()
+        while engine._groups.compiling:
+            time.sleep(0.01)
+        with pytest.raises(TypeError, match="no_such_option"):
+            engine.prepare([{"no_such_option": 1}])
+        assert all(key[2] == 1 for key in engine._groups._programs._done)
+        found = engine.submit("the sea", **PENALIZED).result(60.0)
+        assert found.token_ids == alone(target, **PENALIZED).token_ids
