@@ -99,7 +99,7 @@ def _rule(part: Any, found: list[str]) -> str:
     if isinstance(part, str):
         return json.dumps(part, ensure_ascii=False) if part else '""'
     if isinstance(part, list):
-        return " ".join(f"({_rule(one, found)})" for one in part) or '""'
+        return _sequence(part, found)
     if "any" in part:
         return " | ".join(f"({_rule(one, found)})" for one in part["any"])
     if "repeat" in part:
@@ -111,7 +111,32 @@ def _rule(part: Any, found: list[str]) -> str:
         schema["x-guidance"] = JSON_TEXT | schema.get("x-guidance", {})
         found.append(f"{name}: %json {json.dumps(schema)}")
     else:
-        matcher = needed("llguidance").LLMatcher
-        inner = json.loads(matcher.grammar_from_regex(without_nul(part["regex"])))["grammars"][0]["lark_grammar"]
-        found.append(f"{name}: {inner.strip().removeprefix('start:').strip()}")
+        found.append(f"{name}: {_expression(part['regex'])}")
     return name
+
+
+def _sequence(parts: list[Any], found: list[str]) -> str:
+    """Returns the right side of a rule for parts one after another.
+
+    A text after an expression is a part of its lexeme, which ends there: the expression alone would take characters of
+    the text, and not give them back.
+    """
+    rules, place = [], 0
+    while place < len(parts):
+        one, after = parts[place], parts[place + 1] if place + 1 < len(parts) else None
+        if isinstance(one, dict) and "regex" in one and isinstance(after, str) and after:
+            name, regex = f"part{len(found)}", one["regex"]
+            found.append(f"{name}[lazy]: {_expression(f'({regex}){pattern(after)}')}")
+            rules.append(name)
+            place += 2
+        else:
+            rules.append(_rule(one, found))
+            place += 1
+    return " ".join(f"({one})" for one in rules) or '""'
+
+
+def _expression(regex: str) -> str:
+    """Returns a regular expression as `llguidance` writes it."""
+    matcher = needed("llguidance").LLMatcher
+    inner = json.loads(matcher.grammar_from_regex(without_nul(regex)))["grammars"][0]["lark_grammar"]
+    return inner.strip().removeprefix("start:").strip()

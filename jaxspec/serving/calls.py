@@ -1,7 +1,7 @@
 """Reads calls of functions from a model's text, character by character, in the notations of several model families."""
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from typing import Any, Protocol
 
 _SPACE = " \t\r\n"
@@ -31,8 +31,19 @@ class CallReader(Protocol):
         ...
 
 
-class _Value:
-    """Collects the text of one JSON value."""
+class Value:
+    """Collects the text of one JSON value.
+
+    Attributes:
+      text: the text.
+      ended: whether it is complete.
+
+    Example:
+        >>> from jaxspec.serving.calls import Value
+        >>> value = Value()
+        >>> [value.push(char) for char in "{}"], value.text, value.ended
+        ([True, True], '{}', True)
+    """
 
     def __init__(self) -> None:
         self.text, self.ended = "", False
@@ -79,7 +90,7 @@ class JsonCall:
         self.done = self.failed = False
         self._names = names
         self._key: str | None = None
-        self._value: _Value | None = None
+        self._value: Value | None = None
         self._expects = "{"
         self._name: str | None = None  # held back until there are arguments, or the end
         self._held: str | None = None  # arguments before the name
@@ -116,10 +127,10 @@ class JsonCall:
         if char in ",:}]":
             self._fail()
             return
-        self._value = _Value()
+        self._value = Value()
         self._take(self._value, char)
 
-    def _take(self, value: _Value, char: str) -> bool:
+    def _take(self, value: Value, char: str) -> bool:
         """Adds a character to the key or value; returns whether it belongs to it."""
         belongs = value.push(char)
         streams = self._expects == "value" and self._key in _ARGUMENTS and value.text[0] == "{"
@@ -210,7 +221,7 @@ class ListedCalls:
         self.done = self.failed = False
         self._names = names
         self._call: JsonCall | None = None
-        self._value: _Value | None = None
+        self._value: Value | None = None
         self._name: str | None = None
         self._count = 0
 
@@ -238,7 +249,7 @@ class ListedCalls:
         name = (self._name or "").replace("[CALL_ID]", "[ARGS]").split("[ARGS]")[0].strip()
         self.failed = name not in self._names
         if not self.failed:
-            self._value = _Value()
+            self._value = Value()
             self._value.push(char)
             self.news += [("name", name), ("arguments", char)]
 
@@ -258,94 +269,6 @@ class ListedCalls:
         self._count += call.done
         self.failed = call.failed and self._count == 0
         self.done = call.failed and self._count > 0
-
-
-class TaggedCall:
-    """Reads `<function=name><parameter=key>value</parameter></function>`; each argument comes as a whole.
-
-    Attributes:
-      news, done, failed: as in `CallReader`.
-
-    Example:
-        >>> from jaxspec.serving.calls import TaggedCall
-        >>> call = TaggedCall({"add": {}})
-        >>> for char in "<function=add><parameter=x>1</parameter></function>":
-        ...     call.push(char)
-        >>> call.news
-        [('name', 'add'), ('arguments', '{"x": 1'), ('arguments', '}')]
-    """
-
-    def __init__(self, schemas: Mapping[str, Any]) -> None:
-        """Takes the schema of the arguments of each function, by name, which says what is text.
-
-        A text with another name is no call.
-        """
-        self.news: list[tuple[str, str]] = []
-        self.done = self.failed = False
-        self._schemas = schemas
-        self._text = ""
-        self._name: str | None = None
-        self._key: str | None = None
-        self._count = 0
-
-    def push(self, char: str) -> None:
-        """Adds a character."""
-        if self.done or self.failed:
-            return
-        self._text += char
-        if self._key is not None:
-            if self._text.endswith("</parameter>"):
-                self._argument(self._key, self._text.removesuffix("</parameter>"))
-                self._key, self._text = None, ""
-        elif char == ">":
-            self._tag(self._text.strip())
-            self._text = ""
-        else:
-            start = self._text.lstrip()[:1]
-            self.failed = self._name is None and (start not in ("", "<") or len(self._text) > _LONGEST)
-
-    def _tag(self, tag: str) -> None:
-        if self._name is None and tag.startswith("<function=") and len(tag) > len("<function=>"):
-            self._name = tag.removeprefix("<function=")[:-1].strip()
-            self.failed = self._name not in self._schemas
-            self.news += [] if self.failed else [("name", self._name)]
-        elif self._name is None:
-            self.failed = True
-        elif tag.startswith("<parameter="):
-            self._key = tag.removeprefix("<parameter=")[:-1].strip()
-        elif tag == "</function>":
-            self.news.append(("arguments", "}" if self._count else "{}"))
-            self.done = True
-
-    def _argument(self, key: str, text: str) -> None:
-        text = text.removeprefix("\n").removesuffix("\n")
-        value = text if self._is_text(key) else _read(text)
-        before = ", " if self._count else "{"
-        self.news.append(("arguments", f"{before}{json.dumps(key)}: {json_text(value)}"))
-        self._count += 1
-
-    def _is_text(self, key: str) -> bool:
-        """Returns whether the schema says that an argument is a text."""
-        schema = self._schemas.get(self._name or "")
-        found = (schema if isinstance(schema, dict) else {}).get("properties")
-        one = found.get(key) if isinstance(found, dict) else None
-        if not isinstance(one, dict) or "type" in one:
-            return isinstance(one, dict) and one["type"] == "string"
-        listed = one.get("enum", [one.get("const")])
-        return isinstance(listed, list) and all(isinstance(value, str) for value in listed)
-
-
-def _read(text: str) -> Any:
-    """Returns the value of a text, in the notation of JSON or, for three words, of Python; or the text."""
-    words = {"True": True, "False": False, "None": None}
-    if text.strip() in words:
-        return words[text.strip()]
-    try:
-        found = json_of(text)
-        json_text(found)
-    except (ValueError, RecursionError):
-        return text
-    return found
 
 
 def json_of(text: str) -> Any:

@@ -4,6 +4,7 @@ tools            go into the chat template; "required" and a named function beco
 thinking         the template's tags; a grammar begins after it, a budget ends it
 """
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -15,9 +16,10 @@ from jaxspec.core.validate import shown
 from jaxspec.grammar import Grammar, ThinkingBudget
 from jaxspec.grammar.schema import as_dict
 from jaxspec.grammar.texts import named_tokens
-from jaxspec.serving.calls import is_text
+from jaxspec.serving.calls import is_text, json_text
+from jaxspec.serving.channels import MARKS, ChannelReader, final_part, turn_parts
 from jaxspec.serving.errors import ApiError
-from jaxspec.serving.families import Family, Tags, family_of, known_families, tags_of
+from jaxspec.serving.families import Family, Tags, family_of, has_channels, known_families, tags_of, unread_family
 from jaxspec.serving.reader import Reader
 from jaxspec.serving.template_reader import TemplateReader, special_tokens, usable_template
 
@@ -66,6 +68,8 @@ class Conversation:
       budget: the number of tokens after which the thinking ends; `None` for no limit.
       template: the tokenizer's response template, which reads answers instead; `None` without one.
       prompt: the text of the prompt, for that template.
+      channels: whether the model divides its text into messages of channels.
+      calls: the number of calls in the messages.
 
     Example:
         >>> from jaxspec.serving.conversation import Conversation, Tools
@@ -80,6 +84,8 @@ class Conversation:
     budget: int | None = None
     template: Mapping[str, Any] | None = None
     prompt: str = ""
+    channels: bool = False
+    calls: int = 0
 
     def reader(self) -> Reader | None:
         """Returns what reads one answer; `None` if all of it is content."""
@@ -87,6 +93,8 @@ class Conversation:
         if self.template is not None:
             tools = None if self.tools.choice == "none" else self.tools.given
             return TemplateReader(self.template, self.prompt, tools, most_calls)
+        if self.channels:
+            return ChannelReader(self.tools.schemas, most_calls)
         if self.tags is None and self.tools.family is None:
             return None
         return Reader(
@@ -132,31 +140,42 @@ class Conversation:
         """Returns the texts that the reader looks for."""
         family = self.tools.family
         marks = [*(self.tags or ()), *((family.begin, family.end, *family.inner) if family else ())]
+        marks += MARKS if self.channels else ()
         return "\n".join(marks)
 
     def _grammar(self, given: dict[str, Any]) -> dict[str, Any]:
         """Returns the grammar of calls, or of calls and other answers."""
         tools = self.tools
         family = tools.family
-        if family is None or (tools.choice == "auto" and not given):
+        if (family is None and not (self.channels and given)) or (tools.choice == "auto" and not given):
             return given
-        if tools.choice == "auto" and "grammar" in given:
+        if tools.choice in ("auto", "none") and "grammar" in given:
             raise ApiError(
                 400,
-                'an answer by a Lark grammar cannot be a call as well; pass tool_choice="none", or no grammar',
+                "this model's messages cannot keep to a Lark grammar; pass a schema, a regex or choices"
+                if self.channels
+                else 'an answer by a Lark grammar cannot be a call as well; pass tool_choice="none", or no grammar',
                 param="structured_outputs.grammar",
             )
+        calls = [] if family is None else [self._calls(family)]
+        texts = [_part(one) for one in given.items()] if tools.choice in ("auto", "none") else []
+        if self.channels:
+            return {"grammar": Grammar.parts(*turn_parts([*calls, *map(final_part, texts)]))}
+        return {"grammar": Grammar.parts({"any": [*calls, *texts]} if texts else calls[0])}
+
+    def _calls(self, family: Family) -> list[Any]:
+        """Returns the parts of calls that keep to the schemas of the functions."""
+        tools = self.tools
+        several = tools.several and not self.channels  # where a call ends the turn
         kept = {name: _kept(schema, name, tools.given) for name, schema in tools.schemas.items()}
         try:
-            parts = family.parts(list(kept.items()), several=tools.several)
-            calls = Grammar.parts(*parts)
+            parts = family.parts(list(kept.items()), several=several)
+            Grammar.parts(*parts)
         except (TypeError, ValueError) as error:
             for name, schema in kept.items():
                 _check_followed(schema, name, tools.given)
             raise ApiError(400, str(error), param="tools") from None
-        return {
-            "grammar": Grammar.parts({"any": [parts, *map(_part, given.items())]}) if tools.choice == "auto" else calls
-        }
+        return parts
 
 
 def read_conversation(values: Mapping[str, Any], tokenizer: Tokenizer) -> Conversation:
@@ -173,15 +192,7 @@ def read_conversation(values: Mapping[str, Any], tokenizer: Tokenizer) -> Conver
     response = usable_template(tokenizer)
     tools = read_tools(values, template, any_notation=response is not None)
     messages = [_message(one, place) for place, one in enumerate(values["messages"])]
-    try:
-        ids = tokenizer.apply_chat_template(
-            messages,
-            add_generation_prompt=values.get("add_generation_prompt", True),
-            tools=tools.given,
-            variables=_variables(values),
-        )
-    except (TypeError, ValueError) as error:
-        raise ApiError(400, str(error), param="messages") from None
+    ids = _prompt(messages, tools, values, tokenizer)
     tags = tags_of(template)
     end = "" if tags is None else tokenizer.decode(ids[-_TAIL:], skip_special_tokens=False).rstrip()
     if tags is not None and end.endswith(tags.end):  # the template has skipped the thinking
@@ -207,7 +218,38 @@ def read_conversation(values: Mapping[str, Any], tokenizer: Tokenizer) -> Conver
         budget=None if budget is None or budget < 0 else budget,
         template=response,
         prompt="" if response is None else tokenizer.decode(ids, skip_special_tokens=False),
+        channels=response is None and has_channels(template),
+        calls=sum(len(one.get("tool_calls", ())) for one in messages),
     )
+
+
+def _prompt(messages: list[dict[str, Any]], tools: Tools, values: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+    """Returns the prompt. The arguments of earlier calls are objects, or text for a template that fails over those."""
+    write = lambda turns: tokenizer.apply_chat_template(  # noqa: E731
+        turns,
+        add_generation_prompt=values.get("add_generation_prompt", True),
+        tools=tools.given,
+        variables=_variables(values),
+    )
+    try:
+        return write(messages)
+    except (TypeError, ValueError) as error:
+        failed = error
+    if any("tool_calls" in one for one in messages):
+        with contextlib.suppress(TypeError, ValueError):
+            return write([_with_text_arguments(one) for one in messages])
+    raise ApiError(400, str(failed), param="messages") from None
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message whose calls have their arguments as JSON."""
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        {**one, "function": {**one["function"], "arguments": json_text(one["function"]["arguments"])}}
+        for one in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
 
 
 def read_tools(values: Mapping[str, Any], template: str, *, any_notation: bool = False) -> Tools:
@@ -247,9 +289,11 @@ def read_tools(values: Mapping[str, Any], template: str, *, any_notation: bool =
         )
     family = family_of(template)
     if family is None and (kind != "auto" or not any_notation):
+        whose = unread_family(template)
+        named = "a notation that is not known here" if whose is None else f"the notation that is {whose}"
         raise ApiError(
             400,
-            "this model's chat template writes calls in a notation that is not known here, so they cannot be read; "
+            f"this model's chat template writes calls in {named}, so they cannot be read; "
             f'known are those of {known_families()}; pass tool_choice="none"',
             param="tools",
         )
@@ -403,6 +447,18 @@ def _made(given: Mapping[str, Any]) -> Grammar:
     return kinds[name](value)
 
 
-def call_id(family: Family | None, random: str) -> str:
-    """Returns the id of a call from at least 24 random hexadecimal digits; Mistral's templates take nine of them."""
+def call_id(conversation: Conversation | None, name: str, place: int, random: str) -> str:
+    """Returns the id of a call.
+
+    Mistral's templates take nine letters or digits; Kimi's write the id instead of the name, and count the calls.
+
+    Args:
+      conversation: the chat.
+      name: the name of the function.
+      place: the number of calls before it in the answer.
+      random: at least 24 random hexadecimal digits.
+    """
+    family = None if conversation is None else conversation.tools.family
+    if conversation is not None and family is not None and family.name.startswith("Kimi"):
+        return f"functions.{name}:{conversation.calls + place}"
     return random[:9] if family is not None and family.name.startswith("Mistral") else f"call_{random[:24]}"

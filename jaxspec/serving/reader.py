@@ -143,18 +143,19 @@ class Reader:
             self._say(found, "content", len(self._rest))
             return
         lead = len(self._rest) - len(self._rest.lstrip())
-        bare = family.bare and not self._spoken
+        bare = bool(family.bare) and not self._spoken
         if bare and lead == len(self._rest) and not last:
             return
         at = self._rest.find(family.begin)
         mark = len(family.begin)
-        if bare and self._rest[lead:].startswith("{"):
+        if bare and self._rest[lead:].startswith(family.bare):
             at, mark = lead, 0
         if at >= 0:
             text = self._rest[:at].rstrip()
             self._spoken |= bool(text)
             self._say(found, "content", len(text))
-            self._raw = self._take(self._rest.find("{") if mark == 0 else self._rest.find(family.begin) + mark)
+            self._raw = self._take(self._rest.find(family.bare) if mark == 0 else self._rest.find(family.begin) + mark)
+            assert family.reader is not None
             self._call, self._seen, self._mode = family.reader(self._schemas), 0, self._calling
             return
         count = len(self._rest) if last else self._certain([family.begin], None)

@@ -31,7 +31,7 @@ class Turn:
           reasoning: whether to write the model's thinking.
         """
         self._reader = None if conversation is None else conversation.reader()
-        self._family = None if conversation is None else conversation.tools.family
+        self._conversation = conversation
         self._reasoning = reasoning
         self._spans: list[Span] = []
         self._ends: list[int] = []
@@ -91,7 +91,7 @@ class Turn:
         self.calls += 1
         return {
             "index": self.calls - 1,
-            "id": call_id(self._family, secrets.token_hex(12)),
+            "id": call_id(self._conversation, one.text, self.calls - 1, secrets.token_hex(12)),
             "type": "function",
             "function": {"name": one.text, "arguments": ""},
         }

@@ -6,7 +6,7 @@ import pytest
 
 from jaxspec.grammar import Grammar
 from jaxspec.serving.errors import ApiError
-from jaxspec.serving.families import family_of, tags_of
+from jaxspec.serving.families import family_of, tags_of, unread_family
 from jaxspec.serving.fields import read_chat
 from jaxspec.serving.turn import Turn
 from jaxspec.text.result import Span
@@ -216,6 +216,62 @@ CALLS = [
         "<tool_call>\n<function=add>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>",
         "<tool_call>\n<function=add>\n</function>\n</tool_call>",
     ),
+    (
+        "tools <｜tool▁calls▁begin｜> ```json",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{"x":1}\n```<｜tool▁call▁end｜>\n'
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>",
+    ),
+    (
+        "tools <｜tool▁calls▁begin｜>",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"x":1}<｜tool▁call▁end｜>'
+        "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    (
+        "tools ｜DSML｜ function_calls",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="add">\n<｜DSML｜parameter name="x" string="false">1'
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="add">\n<｜DSML｜parameter name="x" string="true">1'
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    ),
+    (
+        "tools <|tool_calls_section_begin|>",
+        '<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"x":1}'
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        '<|tool_calls_section_begin|><|tool_call_begin|>add<|tool_call_argument_begin|>{"x":1}'
+        "<|tool_call_end|><|tool_calls_section_end|>",
+    ),
+    (
+        "tools <tool_call> <arg_key>",
+        "<tool_call>add\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
+        "<tool_call>add\n</tool_call>",
+    ),
+    (
+        "tools <minimax:tool_call> <invoke name=",
+        '<minimax:tool_call>\n<invoke name="add">\n<parameter name="x">1</parameter>\n</invoke>\n'
+        '<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+        '<minimax:tool_call>\n<invoke name="add">\n</invoke>\n</minimax:tool_call>',
+    ),
+    (
+        "tools <seed:tool_call> <function=",
+        "<seed:tool_call>\n<function=add>\n<parameter=x>1</parameter>\n</function>\n</seed:tool_call>",
+        "<seed:tool_call>\n<function=add>\n</function>\n</seed:tool_call>",
+    ),
+    (
+        "tools <|start_of_role|> <|tool_call|>",
+        '<|tool_call|>[{"name": "add", "arguments": {"x":1}}, {"name": "now", "arguments": {}}]',
+        "<|tool_call|>[]",
+    ),
+    ("tools functools[", 'functools[{"name": "add", "arguments": {"x":1}}]', "functools[]"),
+    (
+        "tools <|tool_list_start|>",
+        "<|tool_call_start|>[add(x=1), now()]<|tool_call_end|>",
+        "<|tool_call_start|>[add()]<|tool_call_end|>",
+    ),
+    ("tools [func_name1(param1=", "[add(x=1), now()]", "[add(1)]"),
+    ("tools ```tool_code", "```tool_code\nadd(x=1)\nnow()\n```", "```tool_code\nadd()\n```"),
+    ('tools <|header_start|> "parameters"', '{"name": "add", "parameters": {"x":1}}', '{"name": "add"}'),
 ]
 
 
@@ -230,9 +286,103 @@ def test_required_calls_keep_to_the_schemas(template, good, bad):
     assert message["content"] is None and message["tool_calls"][0]["function"]["name"] == "add"
     assert [json.loads(one["function"]["arguments"]) for one in message["tool_calls"]] in ([{"x": 1}], [{"x": 1}, {}])
     assert len({one["id"] for one in message["tool_calls"]}) == len(message["tool_calls"])
-    assert len(message["tool_calls"][0]["id"]) == (9 if "TOOL_CALLS" in template else 29)
+    assert len(message["tool_calls"][0]["id"]) == (
+        9 if "TOOL_CALLS" in template else 15 if "section" in template else 29
+    )
     named = follower(read(tokenizer, tools=[ADD, NOW], tool_choice=NAMED).options["grammar"])
     assert takes(named, good) == ("now" not in good)
+
+
+def test_arguments_that_are_texts_end_before_their_tag():
+    """Also in a grammar that the host follows, whose expressions give nothing back."""
+    function = {
+        "name": "f",
+        "parameters": {"type": "object", "properties": {"t": {"type": "string"}}, "required": ["t"]},
+    }
+    for template, before, after in (
+        (
+            "<tool_call> <function=",
+            "<tool_call>\n<function=f>\n<parameter=t>\n",
+            "\n</parameter>\n</function>\n</tool_call>",
+        ),
+        ("<tool_call> <arg_key>", "<tool_call>f\n<arg_key>t</arg_key>\n<arg_value>", "</arg_value>\n</tool_call>"),
+    ):
+        tokenizer = text_models.byte_level(chat_template=f"tools {template}")
+        asked = read(tokenizer, tools=[{"function": function}], tool_choice="required")
+        host = follower(asked.options["grammar"])
+        for text in ("", "a < b\nc", "\n"):
+            assert takes(host, before + text + after)
+        assert not takes(host, before + "a</b>" + after) and not takes(host, before + "a")
+
+
+OPTIONAL = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+
+
+def test_optional_arguments_in_python_s_notation_have_commas_between_them():
+    tokenizer = text_models.byte_level(chat_template="tools [func_name1(param1=")
+    function = {"name": "f", "parameters": OPTIONAL}
+    host = follower(read(tokenizer, tools=[{"function": function}], tool_choice="required").options["grammar"])
+    texts = {"[f()]": True, "[f(a=1)]": True, "[f(b=1)]": True, "[f(a=1, b=2)]": True, "[f(a=1b=2)]": False}
+    assert {text: takes(host, text) for text in texts} == texts
+    function["parameters"] = OPTIONAL | {"required": ["b"]}
+    host = follower(read(tokenizer, tools=[{"function": function}], tool_choice="required").options["grammar"])
+    texts = {"[f()]": False, "[f(a=1)]": False, "[f(b=1)]": True, "[f(b=1, a=2)]": True, "[f(b=1, )]": False}
+    assert {text: takes(host, text) for text in texts} == texts
+
+
+CHANNELS = "tools <|start|>assistant<|channel|>final<|message|>"
+ANALYSIS, COMMENTARY = (
+    "<|channel|>analysis<|message|>so<|end|><|start|>assistant",
+    "<|channel|>commentary to=functions.",
+)
+CALLED = f'{COMMENTARY}add <|constrain|>json<|message|>{{"x":1}}'
+
+
+def test_messages_of_channels_are_read_and_keep_to_grammars():
+    tokenizer = text_models.byte_level(chat_template=CHANNELS)
+    asked = read(tokenizer, tools=[ADD, NOW], tool_choice="required")
+    host = follower(asked.options["grammar"])
+    assert takes(host, CALLED) and takes(host, ANALYSIS + CALLED)
+    assert not takes(host, CALLED + CALLED) and not takes(host, "<|channel|>final<|message|>yes")
+    message = Turn(asked.conversation).message(ANALYSIS + CALLED)
+    assert message["reasoning"] == "so" and message["tool_calls"][0]["function"] == {
+        "name": "add",
+        "arguments": '{"x":1}',
+    }
+    form = {"type": "json_schema", "json_schema": {"schema": {"enum": ["yes"]}}}
+    for body, taken in (({}, False), ({"tools": [ADD]}, True)):
+        host = follower(read(tokenizer, response_format=form, **body).options["grammar"])
+        final = '<|channel|>final<|message|>"yes"'
+        assert takes(host, final) and takes(host, ANALYSIS + final) and takes(host, CALLED) == taken
+        assert not takes(host, '"yes"')
+    with pytest.raises(ApiError, match="Lark"):
+        read(tokenizer, structured_outputs={"grammar": 'start: "a"'})
+    assert "grammar" not in read(tokenizer, tools=[ADD]).options
+
+
+def test_ids_of_kimi_s_calls_go_on_from_the_messages():
+    tokenizer = text_models.byte_level(chat_template="tools <|tool_calls_section_begin|>")
+    turns = [*SEA, {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]}]
+    asked = read_chat({"messages": turns, "tools": [ADD]}, tokenizer)
+    section = (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:2<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    )
+    assert Turn(asked.conversation).message(section)["tool_calls"][0]["id"] == "functions.add:2"
+
+
+def test_a_template_that_joins_arguments_to_a_text_gets_them_as_one():
+    calls = "{% for c in m['tool_calls'] or [] %}{{ '<' + c.function.arguments }}{% endfor %}"
+    template = f"{{% for m in messages %}}{calls}{{% endfor %}}"
+    turns = [*SEA, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+    asked = read_chat({"messages": turns}, text_models.byte_level(chat_template=template))
+    assert text_models.byte_level().decode(asked.prompts[0]) == '<{"x": 7}'
+
+
+@pytest.mark.parametrize(("template", "name"), [("<|START_ACTION|>", "Command R7B"), ("<|tool|>", "Phi-4-mini")])
+def test_a_notation_that_is_known_by_name_alone_is_named(template, name):
+    with pytest.raises(ApiError, match=name) as found:
+        read(text_models.byte_level(chat_template=f"{{{{ tools }}}} {template}"), tools=[ADD])
+    assert found.value.param == "tools"
 
 
 def test_the_number_of_calls_is_limited():
@@ -267,10 +417,10 @@ def test_a_grammar_and_a_budget_wait_for_the_thinking():
 
 
 def test_families_are_found_by_their_templates():
-    assert family_of("no calls") is None and family_of("<tool_call> <arg_key>") is None
+    assert family_of("no calls") is None
     assert tags_of("no thinking") is None
     for template, *_ in CALLS:
-        assert family_of(template) is not None
+        assert family_of(template) is not None and unread_family(template) is None
 
 
 def test_spans_and_counts_belong_to_the_content():

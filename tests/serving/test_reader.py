@@ -15,6 +15,18 @@ FAMILIES = {
     "Mistral": family_of("[TOOL_CALLS]"),
     "Mistral, with [ARGS]": family_of("[TOOL_CALLS] [ARGS]"),
     "Qwen3-Coder": family_of("<tool_call> <function="),
+    "DeepSeek V3": family_of("<｜tool▁calls▁begin｜> ```json"),
+    "DeepSeek V3.1": family_of("<｜tool▁calls▁begin｜>"),
+    "DeepSeek V3.2": family_of("｜DSML｜ function_calls"),
+    "Kimi K2": family_of("<|tool_calls_section_begin|>"),
+    "GLM": family_of("<tool_call>{name} <arg_key>"),
+    "MiniMax M2": family_of("<minimax:tool_call> <invoke name="),
+    "Seed-OSS": family_of("<seed:tool_call> <function="),
+    "Granite 3": family_of("<|start_of_role|> <|tool_call|>"),
+    "Phi-4-mini": family_of("functools["),
+    "LFM2": family_of("<|tool_list_start|>"),
+    "Python": family_of("[func_name1(param1=value1)]"),
+    "tool_code": family_of("```tool_code"),
 }
 SCHEMAS = {"f": {"properties": {"text": {"type": "string"}, "kind": {"enum": ["1"]}}}, "g": {}}
 NESTED = '{"x": "a\\"}b", "y":[1,{"z":"]"}]}'
@@ -94,6 +106,93 @@ CASES = [
         ("", "", [("f", '{"a": "\\ud800", "b": "NaN", "c": "[1e999]"}')]),
     ),
     ("Qwen3-Coder", "<tool_call>what", ("", "<tool_call>what", [])),
+    (
+        "DeepSeek V3",
+        "See.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+        + NESTED
+        + "\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>",
+        ("", "See.", [("f", NESTED), ("g", "{}")]),
+    ),
+    (
+        "DeepSeek V3.1",
+        '<think>so</think><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
+        "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ("so", "", [("f", '{"a": 1}'), ("g", "{}")]),
+    ),
+    (
+        "DeepSeek V3.1",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>h<｜tool▁sep｜>{}",
+        ("", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>h<｜tool▁sep｜>{}", []),
+    ),
+    ("DeepSeek V3.1", "<｜tool▁calls▁begin｜>what", ("", "<｜tool▁calls▁begin｜>what", [])),
+    (
+        "DeepSeek V3.1",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜> so',
+        ("", "so", [("f", '{"a": 1}')]),
+    ),
+    (
+        "DeepSeek V3.2",
+        '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n'
+        '<｜DSML｜parameter name="a" string="true">5</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="text" string="false">[5]</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        ("", "", [("f", '{"a": "5", "text": [5]}'), ("g", "{}")]),
+    ),
+    (
+        "Kimi K2",
+        'See.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}'
+        "<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        ("", "See.", [("f", '{"a": 1}'), ("g", "{}")]),
+    ),
+    (
+        "GLM",
+        "\n<think>so</think>\nSee.\n<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>a > b</arg_value>\n"
+        "<arg_key>n</arg_key>\n<arg_value>[1, 2]</arg_value>\n</tool_call>\n<tool_call>g\n</tool_call>",
+        ("so", "See.", [("f", '{"text": "a > b", "n": [1, 2]}'), ("g", "{}")]),
+    ),
+    (
+        "GLM",
+        "<tool_call>f<arg_key>n</arg_key><arg_value>1</arg_value></tool_call> then",
+        ("", "then", [("f", '{"n": 1}')]),
+    ),
+    ("GLM", "<tool_call>h</tool_call>", ("", "<tool_call>h</tool_call>", [])),
+    (
+        "MiniMax M2",
+        'ok\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="text">a\nb</parameter>\n'
+        '<parameter name="n">5</parameter>\n</invoke>\n<invoke name="g">\n</invoke>\n</minimax:tool_call>',
+        ("", "ok", [("f", '{"text": "a\\nb", "n": 5}'), ("g", "{}")]),
+    ),
+    (
+        "Seed-OSS",
+        "<seed:tool_call>\n<function=f>\n<parameter=n>5</parameter>\n</function>\n</seed:tool_call>",
+        ("", "", [("f", '{"n": 5}')]),
+    ),
+    (
+        "Granite 3",
+        '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
+        ("", "", [("f", '{"a": 1}'), ("g", "{}")]),
+    ),
+    ("Phi-4-mini", 'functools[{"name": "f", "arguments": {"a": 1}}]', ("", "", [("f", '{"a": 1}')])),
+    (
+        "LFM2",
+        '<|tool_call_start|>[f(text="a"), g()]<|tool_call_end|>See.',
+        ("", "See.", [("f", '{"text": "a"}'), ("g", "{}")]),
+    ),
+    (
+        "Python",
+        "[f(text='it\\'s (a)', n=-1.5, deep={'x': [True, None]}, flag=true), g()]",
+        ("", "", [("f", '{"text": "it\'s (a)", "n": -1.5, "deep": {"x": [true, null]}, "flag": true}'), ("g", "{}")]),
+    ),
+    ("Python", "<|python_start|>[g()]<|python_end|>", ("", "", [("g", "{}")])),
+    ("Python", "[1] is a list", ("", "[1] is a list", [])),
+    ("Python", "[h()]", ("", "[h()]", [])),
+    ("Python", "[f(1)]", ("", "[f(1)]", [])),
+    ("Python", "[f(x=g())]", ("", "[f(x=g())]", [])),
+    ("Python", "I call [g()]", ("", "I call [g()]", [])),
+    ("tool_code", "Look:\n```tool_code\nf(text='a')\ng()\n```\n", ("", "Look:", [("f", '{"text": "a"}'), ("g", "{}")])),
+    ("tool_code", "```tool_code\nprint(1)\n```", ("", "```tool_code\nprint(1)\n```", [])),
 ]
 
 
@@ -158,6 +257,27 @@ def test_calls_beyond_the_allowed_number_are_dropped():
 
 _PIECES = ["<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": 1}}', "\n", " ", "x"]
 _PIECES += ["[TOOL_CALLS]", "[", "]", "f[ARGS]{}", ",", "<function=f>", "<parameter=a>", "</parameter>", "</function>"]
+_PIECES += [
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "f<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+]
+_PIECES += ["<minimax:tool_call>", '<invoke name="f">', "</invoke>", "</minimax:tool_call>", "<arg_key>", "</arg_key>"]
+_PIECES += [
+    "<arg_value>",
+    "</arg_value>",
+    "functools",
+    "[f(",
+    "x=",
+    ")",
+    "'",
+    "```tool_code",
+    "```",
+    "<|tool_call|>",
+    "g()",
+]
 _PIECES += ['{"name"', ":", '"f"', "}", ";", "<|python_tag|>", "\\", '"', "<th", "é"]
 
 
