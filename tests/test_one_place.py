@@ -25,7 +25,7 @@ ALSO = {
     "foreign/": "what other projects call families",
     "contrib/layer_skip.py": "an exit is drafted with by EarlyExitDrafter",
     "families/common.py": "what families in the layout of Llama share",
-    "serving/fields.py": "a field of OpenAI's completions",
+    "serving/table.py": "a field of OpenAI's completions",
 }
 
 

@@ -37,6 +37,7 @@ class Answers:
       created: time of the request, in seconds since 1970.
       cached: returns the number of tokens of the prompts that were not fed.
       scores: returns the log-probabilities of a choice's prompt, if they were asked for.
+      queued: returns the seconds that the first choice waited.
 
     Example:
         >>> from jaxspec.serving.answers import Answers
@@ -54,6 +55,7 @@ class Answers:
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
     cached: Callable[[], int] = lambda: 0
     scores: Callable[[int], PromptScores | None] = lambda _: None
+    queued: Callable[[], float | None] = lambda: None
     _turns: dict[int, Turn] = dataclasses.field(default_factory=dict)
 
     def whole(self, results: Sequence[TextResult]) -> dict[str, Any]:
@@ -61,7 +63,7 @@ class Answers:
         choices = [self._choice(index, result) for index, result in enumerate(results)]
         found = {**self._head(), "choices": choices, "usage": self.usage(results)}
         if len(results) == 1:
-            found["metrics"] = {"speculative_decoding": speculation(results[0]), **_times(results[0])}
+            found["metrics"] = {"speculative_decoding": speculation(results[0]), **self._times(results[0])}
         if self.asked.chat and self.asked.prompt_top is not None:
             found["prompt_logprobs"] = self._prompt_log_probs(0)
         return found
@@ -97,7 +99,7 @@ class Answers:
         """Returns the object that ends a stream whose counts were asked for."""
         found = self._streamed([], self.usage(results))
         if len(results) == 1:
-            found["metrics"] = {"speculative_decoding": speculation(results[0]), **_times(results[0])}
+            found["metrics"] = {"speculative_decoding": speculation(results[0]), **self._times(results[0])}
         return found
 
     def usage(self, results: Sequence[TextResult]) -> dict[str, Any]:
@@ -114,6 +116,16 @@ class Answers:
             "total_tokens": prompts + new,
             "prompt_tokens_details": {"cached_tokens": self.cached()},
             "completion_tokens_details": {"reasoning_tokens": thoughts},
+        }
+
+    def _times(self, result: TextResult) -> dict[str, Any]:
+        timing, later = result.timing, later_seconds(result)
+        return {
+            "time_to_first_token_ms": _milliseconds(timing.first_seconds),
+            "generation_time_ms": _milliseconds(timing.seconds),
+            "queue_time_ms": _milliseconds(self.queued()),
+            "mean_itl_ms": _milliseconds(later),
+            "tokens_per_second": timing.tokens_per_second,
         }
 
     def _head(self, *, streamed: bool = False) -> dict[str, Any]:
@@ -168,7 +180,7 @@ class Answers:
 
     def _extras(self, index: int, result: TextResult) -> dict[str, Any]:
         """Returns the fields of a choice that were asked for: log-probabilities and token ids."""
-        found: dict[str, Any] = {"seed": result.seed}
+        found: dict[str, Any] = {"stop_reason": self._stopped_by(result), "seed": result.seed}
         if self.asked.top is not None:
             found["logprobs"] = self._chat_log_probs(result) if self.asked.chat else self._log_probs(index, result)
         if self.asked.prompt_top is not None and not self.asked.chat:
@@ -176,6 +188,14 @@ class Answers:
         if self.asked.return_ids:
             found["token_ids"] = list(result.token_ids)
         return found
+
+    def _stopped_by(self, result: TextResult) -> str | int | None:
+        """Returns the stop string or the request's own stop token that ended a text; `None` if neither did."""
+        if result.stop_reason == "stop string":
+            rest = self.tokenizer.decode(list(result.token_ids))[len(result.text) :]
+            return next((stop for stop in self.asked.options.get("stop", ()) if rest.startswith(stop)), None)
+        last = result.token_ids[-1] if result.stop_reason == "stop token" and result.token_ids else None
+        return None if last in self.tokenizer.eos_token_ids else last
 
     def _log_probs(self, index: int, result: TextResult) -> dict[str, Any]:
         ids, values = list(result.token_ids), [*map(_finite, result.log_probs)]
@@ -270,13 +290,22 @@ def speculation(result: TextResult) -> dict[str, Any]:
     }
 
 
-def _times(result: TextResult) -> dict[str, Any]:
-    first, timing = result.timing.first_seconds, result.timing
-    return {
-        "time_to_first_token_ms": None if first is None else 1000 * first,
-        "generation_time_ms": 1000 * timing.seconds,
-        "tokens_per_second": timing.tokens_per_second,
-    }
+def later_seconds(result: TextResult) -> float | None:
+    """Returns the mean time of a token after the first ones that came together; `None` without any.
+
+    Example:
+        >>> from jaxspec.serving.answers import later_seconds
+        >>> with jaxspec.Engine(target, "ngram", slots=2, capacity=32) as engine:
+        ...     later_seconds(engine.submit("the sea", max_new_tokens=1, temperature=0).result()) is None
+        True
+    """
+    timing = result.timing
+    later = timing.tokens - timing.first_tokens
+    return None if timing.first_seconds is None or later <= 0 else (timing.seconds - timing.first_seconds) / later
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds
 
 
 def _finite(value: float) -> float:

@@ -24,9 +24,11 @@ from jaxspec.serving.engine import Engine
 from jaxspec.serving.errors import ApiError, of_engine
 from jaxspec.serving.events import Events, disconnected, first_of
 from jaxspec.serving.fields import Asked, read_chat, read_completion
-from jaxspec.serving.handle import CancelledError, Handle
+from jaxspec.serving.handle import CancelledError, Handle, QueueFullError
 from jaxspec.serving.metrics import Metrics
+from jaxspec.serving.openapi import document
 from jaxspec.serving.page import read_page
+from jaxspec.text.detokenizer import token_text
 from jaxspec.text.result import TextResult
 
 _LOGGER = logging.getLogger("jaxspec")
@@ -81,7 +83,9 @@ def build_app(
             Route("/", server.page, methods=["GET"]),
             Route("/health", server.health, methods=["GET"]),
             Route("/version", server.version, methods=["GET"]),
+            Route("/load", server.load, methods=["GET"]),
             Route("/metrics", server.metrics, methods=["GET"]),
+            Route("/openapi.json", server.openapi, methods=["GET"]),
             Route("/v1/models", server.guarded(server.models), methods=["GET"]),
             Route("/v1/models/{name:path}", server.guarded(server.one_model), methods=["GET"]),
             Route("/v1/completions", server.guarded(server.completions), methods=["POST"]),
@@ -106,6 +110,9 @@ class _Server:
         self._created = int(time.time())
         self._page, self._headers = read_page()
         self._tokenizer = engine.decoder.tokenizer
+        self._document = document(
+            vocab_size=self._tokenizer.vocab_size, capacity=engine.capacity, keyed=api_key is not None
+        )
 
     def guarded(self, endpoint: _Endpoint) -> _Endpoint:
         """Checks the key before an endpoint, and answers its errors."""
@@ -132,6 +139,12 @@ class _Server:
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": __version__})
 
+    async def load(self, request: Request) -> Response:
+        return JSONResponse({"server_load": self._engine.running + self._engine.waiting})
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(self._document)
+
     async def metrics(self, request: Request) -> Response:
         return Response(self._metrics.text(), media_type="text/plain; version=1.0.0; charset=utf-8")
 
@@ -152,7 +165,10 @@ class _Server:
         body = await self._body(request)
         reader = self._read_chat if "messages" in body else read_completion
         ids = (await self._read(reader, {**body, "n": 1})).prompts[0]
-        return JSONResponse({"count": len(ids), "max_model_len": self._engine.capacity, "tokens": ids})
+        found = {"count": len(ids), "max_model_len": self._engine.capacity, "tokens": ids}
+        if body.get("return_token_strs"):
+            found["token_strs"] = [token_text(self._tokenizer, one) for one in ids]
+        return JSONResponse(found)
 
     async def detokenize(self, request: Request) -> Response:
         ids = (await self._body(request)).get("tokens")
@@ -178,16 +194,19 @@ class _Server:
     async def _answer(self, request: Request, reader: Callable[[Any, Any], Asked]) -> Any:
         """Submits a request, and returns its answer or the stream of it."""
         if request.app.state.draining:
+            self._metrics.refused("draining")
             raise ApiError(503, "the server is about to stop; send the request to another one", retry_after=5)
         body = await self._body(request)
         if (name := body.get("model")) is not None:
             self._check_model(name)
         began = time.perf_counter()
         asked = await self._read(reader, body)
+        self._metrics.asked(asked.answers, asked.options["max_new_tokens"])
         handles = await asyncio.to_thread(self._submit, asked)
         cached = lambda: sum(handle.reused_tokens for handle in handles[:: asked.answers])  # noqa: E731
         scores = lambda index: handles[index].prompt_scores  # noqa: E731
-        answers = Answers(asked, self._model, self._tokenizer, cached=cached, scores=scores)
+        queued = lambda: handles[0].queue_seconds  # noqa: E731
+        answers = Answers(asked, self._model, self._tokenizer, cached=cached, scores=scores, queued=queued)
 
         def close() -> None:
             for handle in handles:
@@ -271,7 +290,7 @@ class _Server:
     def _counted(self, handle: Handle, began: float) -> TextResult:
         result = handle.result()
         reason = {"max new tokens": "length", "error": "error"}.get(result.stop_reason, "stop")
-        self._metrics.ended(result, reason, time.perf_counter() - began, handle.reused_tokens)
+        self._metrics.ended(result, reason, time.perf_counter() - began, handle)
         return result
 
     def _read_chat(self, body: Any, tokenizer: Tokenizer) -> Asked:
@@ -294,6 +313,8 @@ class _Server:
         except Exception as error:
             for handle in handles:
                 handle.cancel()
+            if isinstance(error, QueueFullError):
+                self._metrics.refused("queue_full")
             raise of_engine(error) from error
         return handles
 

@@ -418,7 +418,7 @@ class Engine:
 
     def _take_up(self, job: Job) -> None:
         """Begins a request, or decodes its text if it cannot share a program."""
-        prompt = None
+        prompt, job.handle.queue_seconds = None, time.perf_counter() - job.began
         try:
             if job.request.grammars:
                 job.follow(lambda: self._closing and not self._drain)
@@ -443,6 +443,8 @@ class Engine:
         """Gives a slot to a prompt that was fed."""
         if prompt.scores is not None:
             prompt.job.handle.prompt_scores = jax.device_get(prompt.scores)
+        handle = prompt.job.handle
+        handle.prompt_seconds = time.perf_counter() - prompt.job.began - (handle.queue_seconds or 0.0)
         group, slot = self._groups.start(prompt.job.signature, prompt)
         self._prompts.remove(prompt)
         if prompt.done:

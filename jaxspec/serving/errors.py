@@ -10,7 +10,7 @@ from jaxspec.serving.handle import QueueFullError
 
 _LOGGER = logging.getLogger("jaxspec")
 # The name of each status, as vLLM has them.
-_KINDS: Mapping[int, str] = MappingProxyType(
+KINDS: Mapping[int, str] = MappingProxyType(
     {
         400: "BadRequestError",
         401: "AuthenticationError",
@@ -61,7 +61,7 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Returns the JSON object of the answer."""
-        kind = _KINDS.get(self.status, "APIError")
+        kind = KINDS.get(self.status, "APIError")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.status}}
 
     @property

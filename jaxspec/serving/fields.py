@@ -4,107 +4,33 @@ Absent fields and null mean the default; unknown fields are ignored; what cannot
 """
 
 import dataclasses
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.validate import shown
 from jaxspec.serving.conversation import Conversation, read_conversation
 from jaxspec.serving.errors import ApiError
-
-# The numbers of likely tokens for which there are programs.
-_ALTERNATIVES = (0, 1, 5, 20)
-# The default of a completion, as at OpenAI.
-_MAX_TOKENS = 16
-_MOST_ANSWERS, _MOST_CHOICES = 128, 1024
-# NaN and infinity compare as larger.
-_LARGEST = 1e300
-
-
-class _Kind(NamedTuple):
-    """Describes what a field may hold."""
-
-    text: str
-    fits: Callable[[Any], bool]
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
-
-
-def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(fits, value))
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-_INTEGER = _Kind("an integer", _is_int)
-_NUMBER = _Kind("a finite number", _is_number)
-_FLAG = _Kind("true or false", lambda value: isinstance(value, bool))
-_TEXT = _Kind("a string", _is_text)
-_OBJECT = _Kind("an object", lambda value: isinstance(value, dict))
-_TEXTS = _Kind("a string or a list of strings", lambda value: _is_text(value) or _list_of(_is_text)(value))
-_IDS = _Kind("a list of token ids", _list_of(_is_int))
-_MESSAGES = _Kind("a list of messages", _list_of(lambda value: isinstance(value, dict)))
-_BIASES = _Kind(
-    "an object from token ids to numbers",
-    lambda value: (
-        isinstance(value, dict)
-        and all(re.fullmatch("[0-9]{1,10}", key.strip()) and _is_number(bias) for key, bias in value.items())
-    ),
+from jaxspec.serving.table import (
+    ALTERNATIVES,
+    CHAT,
+    COMPLETION,
+    INTEGER,
+    MOST_CHOICES,
+    ONLY,
+    OPTIONS,
+    REFUSED,
+    TEXT_PART,
+    Table,
+    is_int,
 )
 
-# Fields that become an option of `Engine.submit` as they are, with its name.
-_OPTIONS: Mapping[str, tuple[str, _Kind]] = MappingProxyType(
-    {
-        "min_p": ("min_p", _NUMBER),
-        "presence_penalty": ("presence_penalty", _NUMBER),
-        "frequency_penalty": ("frequency_penalty", _NUMBER),
-        "repetition_penalty": ("repetition_penalty", _NUMBER),
-        "bad_words": ("bad_words", _TEXTS),
-        "min_tokens": ("min_new_tokens", _INTEGER),
-        "allowed_token_ids": ("allowed_tokens", _IDS),
-        "priority": ("priority", _INTEGER),
-        "cache_salt": ("cache_salt", _TEXT),
-    }
-)
 # Penalties of 0 (1 for the repetition penalty) do nothing, and are sent by many clients.
 _NEUTRAL = MappingProxyType({"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "min_tokens": 0})
-_GRAMMARS: Mapping[str, tuple[str, _Kind]] = MappingProxyType(
-    {
-        "json": ("schema", _Kind("a JSON schema", lambda value: isinstance(value, dict | str))),
-        "regex": ("regex", _TEXT),
-        "choice": ("choices", _Kind("a list of strings", _list_of(_is_text))),
-        "grammar": ("grammar", _TEXT),
-    }
-)
+# From fields of vLLM's `structured_outputs` to options of `Engine.submit`.
+_GRAMMARS = MappingProxyType({"json": "schema", "regex": "regex", "choice": "choices", "grammar": "grammar"})
 _ANY_OBJECT = MappingProxyType({"type": "object", "additionalProperties": True})
-# Fields of which one value is honored.
-_ONLY: Mapping[str, bool] = MappingProxyType(
-    {
-        "include_stop_str_in_output": False,
-        "skip_special_tokens": True,
-        "continue_final_message": False,
-        "return_tokens_as_token_ids": False,
-        "use_beam_search": False,
-    }
-)
-# Fields that cannot be honored, and what to say.
-_REFUSED: Mapping[str, str] = MappingProxyType(
-    {
-        "suffix": "a text cannot be filled in before a suffix; leave suffix out",
-        "audio": "there is no audio; leave audio out",
-        "functions": "functions are not supported; leave functions out",
-    }
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,27 +83,32 @@ class Asked:
 
 
 class _Fields:
-    """Reads the fields of one JSON object."""
+    """Reads the fields of one JSON object, by its table."""
 
-    def __init__(self, values: Any, name: str = "") -> None:
+    def __init__(self, values: Any, table: Table, name: str = "") -> None:
         if not isinstance(values, dict):
             raise ApiError(400, f"{name or 'the body'} must be a JSON object, got {shown(values)}", param=name or None)
         self._values = {key: value for key, value in values.items() if value is not None}
+        self._table = table
         self._prefix = f"{name}." if name else ""
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
 
-    def get(self, name: str, kind: _Kind, default: Any = None, least: int | None = None, most: int | None = None):
-        """Returns a field, or the default if it is absent; raises `ApiError` unless it is of the kind and in range."""
-        value, full = self._values.get(name), self._prefix + name
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns a field, or a default if it is absent; raises `ApiError` unless it is of its kind and in range.
+
+        The default is that of the table unless another one is given.
+        """
+        field, value, full = self._table[name], self._values.get(name), self._prefix + name
         if value is None:
-            return default
-        if not kind.fits(value):
-            raise ApiError(400, f"{full} must be {kind.text}, got {shown(value)}", param=full)
+            return field.default if default is None else default
+        if not field.kind.fits(value):
+            raise ApiError(400, f"{full} must be {field.kind.text}, got {shown(value)}", param=full)
+        least, most = field.least, field.most
         if (least is not None and value < least) or (most is not None and value > most):
             raise ApiError(400, f"{full} must be between {least} and {most}, got {shown(value)}", param=full)
-        return value
+        return int(value) if field.kind is INTEGER else value
 
     @property
     def given(self) -> dict[str, Any]:
@@ -186,7 +117,7 @@ class _Fields:
 
     def part(self, name: str) -> "_Fields":
         """Returns the fields of an object within this one, which has none if it is absent."""
-        return _Fields(self.get(name, _OBJECT, {}), self._prefix + name)
+        return _Fields(self.get(name, {}), self._table[name].parts or {}, self._prefix + name)
 
 
 def read_completion(body: Any, tokenizer: Tokenizer) -> Asked:
@@ -195,23 +126,22 @@ def read_completion(body: Any, tokenizer: Tokenizer) -> Asked:
     Raises:
       ApiError: a field is wrong, or cannot be honored.
     """
-    fields = _Fields(body)
-    special = fields.get("add_special_tokens", _FLAG, default=True)
+    fields = _Fields(body, COMPLETION)
+    special = fields.get("add_special_tokens")
     prompts = [
         (tokenizer.encode(one, add_special_tokens=special), one)
         if isinstance(one, str)
         else (one, tokenizer.decode(one, skip_special_tokens=False))
         for one in _prompts(fields, tokenizer.vocab_size)
     ]
-    top = fields.get("logprobs", _INTEGER, least=0, most=_ALTERNATIVES[-1])
     return _asked(
         fields,
         prompts,
         tokenizer,
         chat=False,
-        most=fields.get("max_tokens", _INTEGER, _MAX_TOKENS, 0, 2**31 - 1),
-        top=top,
-        echo=fields.get("echo", _FLAG, default=False),
+        most=fields.get("max_tokens"),
+        top=fields.get("logprobs"),
+        echo=fields.get("echo"),
     )
 
 
@@ -221,49 +151,36 @@ def read_chat(body: Any, tokenizer: Tokenizer, vocab_size: int | None = None) ->
     Raises:
       ApiError: a field is wrong, or cannot be honored.
     """
-    fields = _Fields(body)
-    messages = fields.get("messages", _MESSAGES)
+    fields = _Fields(body, CHAT)
+    messages = fields.get("messages")
     if not messages:
         raise ApiError(400, 'messages must be a list such as [{"role": "user", "content": "Hello"}]', param="messages")
-    fields.get("add_generation_prompt", _FLAG)
+    fields.get("add_generation_prompt")
     conversation = read_conversation(fields.given, tokenizer)
-    wanted = fields.get("logprobs", _FLAG, default=False)
-    top = fields.get("top_logprobs", _INTEGER, 0, 0, _ALTERNATIVES[-1])
+    wanted, top = fields.get("logprobs"), fields.get("top_logprobs")
     if top and not wanted:
         raise ApiError(400, "top_logprobs needs logprobs; pass logprobs=true", param="top_logprobs")
-    most = fields.get("max_tokens", _INTEGER, None, 0, 2**31 - 1)
     asked = _asked(
         fields,
         [(conversation.ids, "")],
         tokenizer,
         chat=True,
-        most=fields.get("max_completion_tokens", _INTEGER, most, 0, 2**31 - 1),
+        most=fields.get("max_completion_tokens", fields.get("max_tokens")),
         top=top if wanted else None,
     )
     return dataclasses.replace(
         asked,
         options=conversation.options(asked.options, tokenizer, vocab_size or tokenizer.vocab_size),
         conversation=conversation,
-        reasoning=fields.get("include_reasoning", _FLAG, default=True),
+        reasoning=fields.get("include_reasoning"),
     )
 
 
 def _prompts(fields: _Fields, vocab_size: int) -> list[str | list[int]]:
-    value = fields.get(
-        "prompt",
-        _Kind(
-            "a string, a list of strings, token ids or a list of lists of token ids",
-            lambda value: (
-                _is_text(value)
-                or _list_of(_is_text)(value)
-                or _list_of(_is_int)(value)
-                or _list_of(_list_of(_is_int))(value)
-            ),
-        ),
-    )
+    value = fields.get("prompt")
     if value is None or value == [] or (isinstance(value, list) and [] in value):
         raise ApiError(400, "prompt must hold text or token ids, got none", param="prompt")
-    found: list[Any] = [value] if isinstance(value, str) or _is_int(value[0]) else value
+    found: list[Any] = [value] if isinstance(value, str) or is_int(value[0]) else value
     for one in found:
         if not isinstance(one, str) and not 0 <= min(one) <= max(one) < vocab_size:
             raise ApiError(400, f"prompt has a token id outside of 0 to {vocab_size - 1}", param="prompt")
@@ -281,24 +198,24 @@ def _asked(
     echo: bool = False,
 ) -> Asked:
     """Reads the fields that completions and chats share."""
-    for name, message in _REFUSED.items():
+    for name, message in REFUSED.items():
         if name in fields:
             raise ApiError(400, message, param=name)
-    for name, only in _ONLY.items():
-        if fields.get(name, _FLAG, only) is not only:
+    for name, only in ONLY.items():
+        if fields.get(name) is not only:
             raise ApiError(400, f"{name} can only be {str(only).lower()}; leave it out", param=name)
-    answers = fields.get("n", _INTEGER, 1, 1, _MOST_ANSWERS)
-    if len(prompts) * answers > _MOST_CHOICES:
-        raise ApiError(400, f"a request has at most {_MOST_CHOICES} answers, got {len(prompts) * answers}", param="n")
-    if fields.get("best_of", _INTEGER, answers) != answers:
+    answers = fields.get("n")
+    if len(prompts) * answers > MOST_CHOICES:
+        raise ApiError(400, f"a request has at most {MOST_CHOICES} answers, got {len(prompts) * answers}", param="n")
+    if fields.get("best_of", answers) != answers:
         raise ApiError(400, f"best_of must be n, {answers}: no answers are left out", param="best_of")
-    stream, asked_of = fields.get("stream", _FLAG, default=False), fields.part("stream_options")
+    stream, asked_of = fields.get("stream"), fields.part("stream_options")
     if "stream_options" in fields and not stream:
         raise ApiError(400, "stream_options is for streams; pass stream=true", param="stream_options")
-    prompt_top = fields.get("prompt_logprobs", _INTEGER, least=0, most=_ALTERNATIVES[-1])
+    prompt_top = fields.get("prompt_logprobs")
     if prompt_top is not None and stream:
         raise ApiError(400, "prompt_logprobs is for whole answers; leave stream out", param="prompt_logprobs")
-    seed = fields.get("seed", _INTEGER)
+    seed = fields.get("seed")
     return Asked(
         chat=chat,
         prompts=[ids for ids, _ in prompts],
@@ -315,18 +232,18 @@ def _asked(
         seed=None if seed is None else seed % 2**32,
         answers=answers,
         stream=stream,
-        usage=asked_of.get("include_usage", _FLAG, default=False),
-        each_usage=asked_of.get("continuous_usage_stats", _FLAG, default=False),
+        usage=asked_of.get("include_usage"),
+        each_usage=asked_of.get("continuous_usage_stats"),
         echo=echo,
         top=top,
         prompt_top=prompt_top,
-        return_ids=fields.get("return_token_ids", _FLAG, default=False),
+        return_ids=fields.get("return_token_ids"),
     )
 
 
 def _alternatives(count: int) -> int:
     """Returns the smallest number of likely tokens, at least `count`, for which there is a program."""
-    return next(most for most in _ALTERNATIVES if most >= count)
+    return next(most for most in ALTERNATIVES if most >= count)
 
 
 def _scores(counts: Sequence[int | None]) -> dict[str, Any]:
@@ -337,29 +254,29 @@ def _scores(counts: Sequence[int | None]) -> dict[str, Any]:
 
 def _sampling(fields: _Fields) -> dict[str, Any]:
     """Reads sampling and penalties, whose defaults are OpenAI's."""
-    top_k = fields.get("top_k", _INTEGER, 0)
+    top_k = fields.get("top_k")
     found: dict[str, Any] = {
-        "temperature": fields.get("temperature", _NUMBER, 1.0),
-        "top_p": fields.get("top_p", _NUMBER, 1.0),
+        "temperature": fields.get("temperature"),
+        "top_p": fields.get("top_p"),
         "top_k": None if top_k == -1 else top_k,
     }
-    for name, (option, kind) in _OPTIONS.items():
-        value = fields.get(name, kind)
-        if value is not None and value != _NEUTRAL.get(name):
+    for name, option in OPTIONS.items():
+        value = fields.get(name)
+        if name in fields and value != _NEUTRAL.get(name):
             found[option] = value
-    biases = fields.get("logit_bias", _BIASES, {})
+    biases = fields.get("logit_bias", {})
     return {**found, "logit_bias": {int(key): float(bias) for key, bias in biases.items()}} if biases else found
 
 
 def _ends(fields: _Fields, tokenizer: Tokenizer) -> dict[str, Any]:
     """Reads what ends a text; stop strings that spell a special token become its id."""
-    stops, more = fields.get("stop", _TEXTS, []), fields.get("stop_token_ids", _IDS, [])
+    stops, more = fields.get("stop", []), fields.get("stop_token_ids", [])
     named: dict[str, int] = {}
     for text in (stops := [stops] if isinstance(stops, str) else stops):
         ids = tokenizer.encode(text, add_special_tokens=False)
         if len(ids) == 1 and tokenizer.is_special(ids[0]):
             named[text] = ids[0]
-    ignored = fields.get("ignore_eos", _FLAG, default=False)
+    ignored = fields.get("ignore_eos")
     found: dict[str, Any] = {"stop": [text for text in stops if text not in named]} if stops else {}
     if more or named or ignored:
         ends = () if ignored else tokenizer.eos_token_ids
@@ -371,11 +288,11 @@ def _grammar(fields: _Fields) -> dict[str, Any]:
     """Reads `response_format` and vLLM's `structured_outputs`."""
     found: dict[str, Any] = {}
     form = fields.part("response_format")
-    kind = form.get("type", _TEXT, "text")
+    kind = form.get("type")
     if kind == "json_object":
         found["schema"] = dict(_ANY_OBJECT)
     elif kind == "json_schema":
-        schema = form.part("json_schema").get("schema", _OBJECT)
+        schema = form.part("json_schema").get("schema")
         if schema is None:
             name = "response_format.json_schema.schema"
             raise ApiError(400, f"{name} is missing; pass the JSON schema of the answer", param=name)
@@ -389,15 +306,15 @@ def _grammar(fields: _Fields) -> dict[str, Any]:
     structured = fields.part("structured_outputs")
     if "structural_tag" in structured:
         raise ApiError(400, "structural tags are not supported; pass json, regex, choice or grammar")
-    values = {name: structured.get(name, kinds) for name, (_, kinds) in _GRAMMARS.items()}
+    values = {name: structured.get(name) for name in _GRAMMARS}
     given = [name for name, value in values.items() if value is not None]
-    if structured.get("json_object", _FLAG, default=False):
+    if structured.get("json_object"):
         given.append("json_object")
     named = [f"structured_outputs.{name}" for name in given]
     if len(both := ["response_format"] * bool(found) + named) > 1:
         raise ApiError(400, f"an answer keeps to one grammar, got {' and '.join(both)}; pass one", param=both[1])
     for name in given:
-        option, value = ("schema", dict(_ANY_OBJECT)) if name == "json_object" else (_GRAMMARS[name][0], values[name])
+        option, value = ("schema", dict(_ANY_OBJECT)) if name == "json_object" else (_GRAMMARS[name], values[name])
         found[option] = value
     return found
 
@@ -405,10 +322,8 @@ def _grammar(fields: _Fields) -> dict[str, Any]:
 def _prediction(fields: _Fields) -> dict[str, Any]:
     if "prediction" not in fields:
         return {}
-    content = fields.part("prediction").get(
-        "content", _Kind("a text or a list of text parts", lambda value: isinstance(value, str | list))
-    )
+    content = fields.part("prediction").get("content")
     if isinstance(content, list):
-        parts = [_Fields(part, "prediction.content") for part in content]
-        content = "".join(part.get("text", _TEXT, "") for part in parts)
+        parts = [_Fields(part, TEXT_PART, "prediction.content") for part in content]
+        content = "".join(part.get("text") for part in parts)
     return {"prediction": content} if content else {}

@@ -57,6 +57,8 @@ class Handle:
 
     Attributes:
       reused_tokens: the number of tokens of the prompt that were not fed, as an earlier text begins with them.
+      queue_seconds: the seconds until its prompt was taken up; `None` before that.
+      prompt_seconds: the seconds in which its prompt was fed, neighbors included; `None` before it has a slot.
       prompt_scores: the log-probabilities of the prompt's tokens, once there is a result, if they were asked for.
 
     Example:
@@ -70,6 +72,8 @@ class Handle:
         """Creates the handle of a request; `cancel` asks the engine to drop it."""
         self._cancel = cancel
         self.reused_tokens = 0
+        self.queue_seconds: float | None = None
+        self.prompt_seconds: float | None = None
         self.prompt_scores: PromptScores | None = None
         self._pieces: list[Piece] = []
         self._pending: tuple[Span, ...] = ()

@@ -2,8 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import prometheus_client as prometheus
 
+from jaxspec.serving.answers import later_seconds
+from jaxspec.serving.handle import Handle
 from jaxspec.text.result import TextResult
 
 if TYPE_CHECKING:
@@ -45,20 +48,26 @@ class Metrics:
         self._rounds = counter("spec_decode_num_drafts", "Rounds of drafting and verification.")
         self._drafted = counter("spec_decode_num_draft_tokens", "Drafted tokens that were verified.")
         self._accepted = counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
+        self._places = self._labeled("spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by place.", "position")
         self._asked = counter("prefix_cache_queries", "Tokens of prompts that were looked for in earlier texts.")
         self._reused = counter("prefix_cache_hits", "Tokens of prompts that were not fed, as an earlier text has them.")
         counter("num_preemptions", "Requests that lost their slot: none.")
-        self._ended = prometheus.Counter(
-            "vllm:request_success",
-            "Requests by the reason of their end.",
-            (*_LABELS, "finished_reason"),
-            registry=self.registry,
-        )
+        self._ended = self._labeled("request_success", "Requests by the reason of their end.", "finished_reason")
+        self._refused = self._labeled("admission_rejections", "Requests that were not taken.", "reason")
         self._first = self._histogram("time_to_first_token_seconds", "Time to the first text.", _SECONDS)
         self._between = self._histogram("inter_token_latency_seconds", "Time between pieces of text.", _SECONDS)
         self._whole = self._histogram("e2e_request_latency_seconds", "Time of a request.", _SECONDS)
+        self._each = self._histogram(
+            "request_time_per_output_token_seconds", "Time of a token but the first.", _SECONDS
+        )
+        self._queued = self._histogram("request_queue_time_seconds", "Time until a prompt is fed.", _SECONDS)
+        self._fed = self._histogram("request_prefill_time_seconds", "Time in which a prompt is fed.", _SECONDS)
+        self._decoded = self._histogram("request_decode_time_seconds", "Time of a request in a slot.", _SECONDS)
+        self._inferred = self._histogram("request_inference_time_seconds", "Time but that in the queue.", _SECONDS)
         self._prompts = self._histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self._answers = self._histogram("request_generation_tokens", "New tokens of a request.", _TOKENS)
+        self._counts = self._histogram("request_params_n", "Answers that a request asks for.", _TOKENS)
+        self._limits = self._histogram("request_params_max_tokens", "Tokens that a request asks for.", _TOKENS)
 
     def first(self, seconds: float) -> None:
         """Counts the time from a request to its first text."""
@@ -68,12 +77,31 @@ class Metrics:
         """Counts the time between two pieces of text."""
         self._between.observe(seconds)
 
-    def ended(self, result: TextResult, reason: str, seconds: float, reused: int) -> None:
-        """Counts an answer, of whose prompt some tokens were not fed."""
+    def asked(self, answers: int, most: int | None) -> None:
+        """Counts a request by the number of its answers and, if there is one, by its limit of tokens."""
+        self._counts.observe(answers)
+        if most is not None:
+            self._limits.observe(most)
+
+    def refused(self, reason: str) -> None:
+        """Counts a request that was not taken."""
+        self._refused.labels(**self._labels, reason=reason).inc()
+
+    def ended(self, result: TextResult, reason: str, seconds: float, handle: Handle) -> None:
+        """Counts an answer, with the times of its request."""
         new, stats = len(result.token_ids), result.stats
+        queued, fed = handle.queue_seconds or 0.0, handle.prompt_seconds or 0.0
+        self._queued.observe(queued)
+        self._fed.observe(fed)
+        self._decoded.observe(max(seconds - queued - fed, 0.0))
+        self._inferred.observe(max(seconds - queued, 0.0))
+        if (later := later_seconds(result)) is not None:
+            self._each.observe(later)
+        for place, count in enumerate(np.cumsum(np.asarray(stats.histogram)[0][:0:-1])[::-1].tolist()):
+            self._places.labels(**self._labels, position=str(place)).inc(count)
         self._prompt.inc(result.prompt_tokens)
         self._asked.inc(result.prompt_tokens)
-        self._reused.inc(reused)
+        self._reused.inc(handle.reused_tokens)
         self._new.inc(new)
         self._rounds.inc(int(stats.rounds[0]))
         self._drafted.inc(int(stats.drafted[0]))
@@ -96,6 +124,9 @@ class Metrics:
 
     def _counter(self, name: str, text: str) -> prometheus.Counter:
         return prometheus.Counter(f"vllm:{name}", text, _LABELS, registry=self.registry).labels(**self._labels)
+
+    def _labeled(self, name: str, text: str, label: str) -> prometheus.Counter:
+        return prometheus.Counter(f"vllm:{name}", text, (*_LABELS, label), registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> prometheus.Histogram:
         made = prometheus.Histogram(f"vllm:{name}", text, _LABELS, registry=self.registry, buckets=buckets)

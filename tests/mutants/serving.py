@@ -45,6 +45,28 @@ MUTANTS = (
         (f"{_GROUPS}::test_others_are_decoded_while_a_kind_compiles",),
     ),
     Mutant(
+        "a whole number is a float",
+        "serving/fields.py",
+        "return int(value) if field.kind is INTEGER else value",
+        "return value",
+        ("tests/serving/test_openapi.py::test_every_field_of_the_table_is_read",),
+    ),
+    Mutant(
+        "a field of the document is not read",
+        "serving/fields.py",
+        "    for name, only in ONLY.items():",
+        "    for name, only in ():",
+        ("tests/serving/test_openapi.py::test_every_field_of_the_table_is_read",),
+    ),
+    Mutant(
+        "no token has ended a text",
+        "serving/answers.py",
+        "return None if last in self.tokenizer.eos_token_ids else last",
+        "return None",
+        ("tests/serving/test_openapi.py::test_an_answer_says_what_has_ended_it",),
+        slow=True,
+    ),
+    Mutant(
         "a request waits for the programs of kinds that nobody has asked for",
         "serving/compiler.py",
         "if key in self._asked and (later or key not in self._later):",
