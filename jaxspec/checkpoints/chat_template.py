@@ -71,6 +71,19 @@ def text_of(message: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
+def cut_after_last(text: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a conversation that was written, up to the end of the last message's text.
+
+    Raises:
+      ValueError: that message has no text, or the template does not write it.
+    """
+    last = text_of(messages[-1]).strip() if messages else ""
+    place = text.rfind(last) if last else -1
+    if place < 0:
+        raise ValueError("continue_final_message needs a last message whose text is in the prompt; leave it out")
+    return text[: place + len(last)]
+
+
 def for_template(template: str, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Returns checked messages, with parts of content as one text for a template that does not read parts."""
     if _READS_PARTS.search(template):

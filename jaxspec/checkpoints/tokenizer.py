@@ -17,7 +17,7 @@ from typing import Any
 
 import tokenizers
 
-from jaxspec.checkpoints.chat_template import check_message, for_template, render
+from jaxspec.checkpoints.chat_template import check_message, cut_after_last, for_template, render
 from jaxspec.checkpoints.tokenizer_files import CONFIG, FILE, TEMPLATE, check_files, explained, without_panics
 from jaxspec.core import validate
 from jaxspec.io.files import FileFormatError, as_path, read_json, write_text
@@ -258,6 +258,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
@@ -270,6 +271,8 @@ class Tokenizer:
           messages: dictionaries with `role` and `content`: a text, or a list of parts `{"type": "text", "text": ...}`.
             A message with `tool_calls` may have no content.
           add_generation_prompt: whether to open the assistant's next turn.
+          continue_final_message: whether the prompt ends with the text of the last message, which the model continues;
+            then no turn is opened.
           tools: functions that the model may call, as OpenAI's clients send them; `None` for none.
           variables: other variables that the template reads, such as `{"enable_thinking": False}`.
 
@@ -281,6 +284,7 @@ class Tokenizer:
             raise ValueError("this model's tokenizer has no chat template; pass the text to encode() instead")
         validate.instance("messages", messages, Sequence, 'pass [{"role": "user", "content": "Hello"}], say')
         validate.flag("add_generation_prompt", add_generation_prompt)
+        validate.flag("continue_final_message", continue_final_message)
         for message in messages:
             check_message(message)
         if variables is not None:
@@ -292,12 +296,14 @@ class Tokenizer:
                 self._chat_template,
                 for_template(self._chat_template, messages),
                 self._special,
-                add_generation_prompt=add_generation_prompt,
+                add_generation_prompt=add_generation_prompt and not continue_final_message,
                 tools=tools,
                 more=variables,
             )
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the model's chat template refuses these messages: {error}") from error
+        if continue_final_message:
+            text = cut_after_last(text, messages)
         return self.encode(text, add_special_tokens=False)
 
     def save(self, folder: str | os.PathLike[str]) -> None:

@@ -89,7 +89,7 @@ class Answers:
 
     def closing(self, index: int, result: TextResult, usage: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """Returns the last objects of a choice: text that was held back, why it ended, and what was asked for."""
-        found = [self._chunk(index, *one, usage) for one in self._deltas(index, "", (), last=True)]
+        found = [self._chunk(index, *one, usage) for one in self._deltas(index, self._stop(result), (), last=True)]
         part = self._part(index, self._text(""), self._reason(index, result))
         if self.asked.chat:
             part["delta"] = {}
@@ -130,7 +130,7 @@ class Answers:
 
     def _head(self, *, streamed: bool = False) -> dict[str, Any]:
         kind = "chat.completion" + ".chunk" * streamed if self.asked.chat else "text_completion"
-        name = f"{'chatcmpl' if self.asked.chat else 'cmpl'}-{self.name}"
+        name = f"{'chatcmpl' if self.asked.chat else 'cmpl'}-{self.asked.name or self.name}"
         return {"id": name, "object": kind, "created": self.created, "model": self.model}
 
     def _streamed(self, choices: list[dict[str, Any]], usage: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -173,9 +173,12 @@ class Answers:
 
     def _choice(self, index: int, result: TextResult) -> dict[str, Any]:
         if self.asked.chat:
-            text: dict[str, Any] = {"message": self._turn(index).message(result.text, result.spans)}
+            text: dict[str, Any] = {
+                "message": self._turn(index).message(result.text + self._stop(result), result.spans)
+            }
         else:
-            text = {"text": self.asked.texts[index // self.asked.answers] * self.asked.echo + result.text}
+            before = self.asked.texts[index // self.asked.answers] * self.asked.echo
+            text = {"text": before + result.text + self._stop(result)}
         return {**self._part(index, text, self._reason(index, result)), **self._extras(index, result)}
 
     def _extras(self, index: int, result: TextResult) -> dict[str, Any]:
@@ -189,11 +192,14 @@ class Answers:
             found["token_ids"] = list(result.token_ids)
         return found
 
+    def _stop(self, result: TextResult) -> str:
+        """Returns the stop string that a text ends with, if it was asked for and there is one."""
+        return (result.stop or "") if self.asked.include_stop else ""
+
     def _stopped_by(self, result: TextResult) -> str | int | None:
         """Returns the stop string or the request's own stop token that ended a text; `None` if neither did."""
-        if result.stop_reason == "stop string":
-            rest = self.tokenizer.decode(list(result.token_ids))[len(result.text) :]
-            return next((stop for stop in self.asked.options.get("stop", ()) if rest.startswith(stop)), None)
+        if result.stop is not None:
+            return result.stop
         last = result.token_ids[-1] if result.stop_reason == "stop token" and result.token_ids else None
         return None if last in self.tokenizer.eos_token_ids else last
 
@@ -205,7 +211,7 @@ class Answers:
             ids = [*prompt, *ids]
             values = [None, *(dict(one)[token] for one, token in zip(likely, prompt[1:], strict=True)), *values]
             best = [None, *map(self._best, likely), *best]
-        texts = [token_text(self.tokenizer, token) for token in ids]
+        texts = [self._token(token) for token in ids]
         return {
             "tokens": texts,
             "token_logprobs": values,
@@ -222,7 +228,7 @@ class Answers:
         for place, pairs in enumerate(likely, 1):
             ranks = {token: rank for rank, (token, _) in enumerate(pairs, 1)}
             ranks[prompt[place]] = int(scores.rank[0, place])
-            text = functools.partial(token_text, self.tokenizer)
+            text = functools.partial(token_text, self.tokenizer)  # the key is its id
             found.append(
                 {str(one): {"logprob": value, "rank": ranks[one], "decoded_token": text(one)} for one, value in pairs}
             )
@@ -238,7 +244,7 @@ class Answers:
         """Returns log-probabilities by text; of tokens with equal texts the most likely one."""
         found: dict[str, float] = {}
         for token, value in likely:
-            found.setdefault(token_text(self.tokenizer, token), value)
+            found.setdefault(self._token(token), value)
         return found
 
     def _chat_log_probs(self, result: TextResult) -> dict[str, Any]:
@@ -250,7 +256,11 @@ class Answers:
 
     def _entry(self, token: int, value: float) -> dict[str, Any]:
         held = self.tokenizer.token_bytes(token, skip_special_tokens=False)
-        return {"token": token_text(self.tokenizer, token), "logprob": value, "bytes": list(held)}
+        return {"token": self._token(token), "logprob": value, "bytes": list(held)}
+
+    def _token(self, token: int) -> str:
+        """Returns the name of a token with a log-probability."""
+        return f"token_id:{token}" if self.asked.tokens_as_ids else token_text(self.tokenizer, token)
 
     def _likely(self, result: TextResult, place: int) -> list[tuple[int, float]]:
         """Returns the likely tokens at a position, best first, then the token itself if it is none of them."""

@@ -23,7 +23,7 @@ from jaxspec.serving.answers import Answers
 from jaxspec.serving.engine import Engine
 from jaxspec.serving.errors import ApiError, of_engine
 from jaxspec.serving.events import Events, disconnected, first_of
-from jaxspec.serving.fields import Asked, read_chat, read_completion
+from jaxspec.serving.fields import Asked, read_chat, read_completion, read_token_strs, read_tokens
 from jaxspec.serving.handle import CancelledError, Handle, QueueFullError
 from jaxspec.serving.metrics import Metrics
 from jaxspec.serving.openapi import document
@@ -166,17 +166,14 @@ class _Server:
         reader = self._read_chat if "messages" in body else read_completion
         ids = (await self._read(reader, {**body, "n": 1})).prompts[0]
         found = {"count": len(ids), "max_model_len": self._engine.capacity, "tokens": ids}
-        if body.get("return_token_strs"):
+        if read_token_strs(body):
             found["token_strs"] = [token_text(self._tokenizer, one) for one in ids]
         return JSONResponse(found)
 
     async def detokenize(self, request: Request) -> Response:
-        ids = (await self._body(request)).get("tokens")
-        if ids == []:
-            return JSONResponse({"prompt": ""})
-        if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
-            raise ApiError(400, "tokens must be a list of token ids", param="tokens")
-        return JSONResponse({"prompt": (await self._read(read_completion, {"prompt": ids})).texts[0]})
+        ids = read_tokens(await self._body(request), self._tokenizer)
+        text = await asyncio.to_thread(self._tokenizer.decode, ids, skip_special_tokens=False)
+        return JSONResponse({"prompt": text})
 
     async def tokenizer_info(self, request: Request) -> Response:
         ends = [self._tokenizer.decode([one], skip_special_tokens=False) for one in self._tokenizer.eos_token_ids]

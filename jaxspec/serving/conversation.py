@@ -132,8 +132,9 @@ class Conversation:
                 limit = ThinkingBudget.of(tokenizer, vocab_size, self.budget, end=self.tags.end, start=start)
                 found["processors"] = (limit,)
         marks = special_tokens(tokenizer) if self.template is not None else named_tokens(tokenizer, self._marks())
-        if shown_tokens := tuple(one for one in marks if one < vocab_size):
-            found["shown_tokens"] = shown_tokens
+        shown_tokens = {*found.get("shown_tokens", ()), *(one for one in marks if one < vocab_size)}
+        if shown_tokens:
+            found["shown_tokens"] = tuple(sorted(shown_tokens))
         return found
 
     def _marks(self) -> str:
@@ -228,6 +229,7 @@ def _prompt(messages: list[dict[str, Any]], tools: Tools, values: Mapping[str, A
     write = lambda turns: tokenizer.apply_chat_template(  # noqa: E731
         turns,
         add_generation_prompt=values.get("add_generation_prompt", True),
+        continue_final_message=values.get("continue_final_message", False),
         tools=tools.given,
         variables=_variables(values),
     )

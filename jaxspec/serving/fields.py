@@ -16,15 +16,17 @@ from jaxspec.serving.table import (
     ALTERNATIVES,
     CHAT,
     COMPLETION,
-    INTEGER,
+    DETOKENIZE,
     MOST_CHOICES,
     ONLY,
     OPTIONS,
     REFUSED,
     TEXT_PART,
+    TOKENIZE,
     Table,
     is_int,
 )
+from jaxspec.serving.template_reader import special_tokens
 
 # Penalties of 0 (1 for the repetition penalty) do nothing, and are sent by many clients.
 _NEUTRAL = MappingProxyType({"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "min_tokens": 0})
@@ -53,6 +55,9 @@ class Asked:
       return_ids: whether the answer has token ids.
       conversation: what a chat says about functions and thinking.
       reasoning: whether the answer has the model's thinking.
+      include_stop: whether a text ends with the stop string that cut it.
+      tokens_as_ids: whether tokens with log-probabilities are named by their ids.
+      name: the end of the answer's id; `None` draws one.
 
     Example:
         >>> from jaxspec.serving.fields import Asked
@@ -76,6 +81,9 @@ class Asked:
     return_ids: bool = False
     conversation: Conversation | None = None
     reasoning: bool = True
+    include_stop: bool = False
+    tokens_as_ids: bool = False
+    name: str | None = None
 
     def seed_of(self, choice: int) -> int | None:
         """Returns the seed of a choice: answers to one prompt have successive seeds."""
@@ -108,7 +116,7 @@ class _Fields:
         least, most = field.least, field.most
         if (least is not None and value < least) or (most is not None and value > most):
             raise ApiError(400, f"{full} must be between {least} and {most}, got {shown(value)}", param=full)
-        return int(value) if field.kind is INTEGER else value
+        return field.kind.read(value)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -145,6 +153,27 @@ def read_completion(body: Any, tokenizer: Tokenizer) -> Asked:
     )
 
 
+def read_tokens(body: Any, tokenizer: Tokenizer) -> list[int]:
+    """Reads the body of `/detokenize`.
+
+    Raises:
+      ApiError: it has no token ids.
+    """
+    found = _Fields(body, DETOKENIZE).get("tokens")
+    if found is None or not all(0 <= one < tokenizer.vocab_size for one in found):
+        raise ApiError(400, f"tokens must be ids from 0 to {tokenizer.vocab_size - 1}", param="tokens")
+    return found
+
+
+def read_token_strs(body: Any) -> bool:
+    """Reads from the body of `/tokenize` whether to answer the text of each token.
+
+    Raises:
+      ApiError: it is not true or false.
+    """
+    return _Fields(body, TOKENIZE).get("return_token_strs")
+
+
 def read_chat(body: Any, tokenizer: Tokenizer, vocab_size: int | None = None) -> Asked:
     """Reads the body of `/v1/chat/completions`; `vocab_size` is that of the target's logits.
 
@@ -155,6 +184,13 @@ def read_chat(body: Any, tokenizer: Tokenizer, vocab_size: int | None = None) ->
     messages = fields.get("messages")
     if not messages:
         raise ApiError(400, 'messages must be a list such as [{"role": "user", "content": "Hello"}]', param="messages")
+    if (
+        fields.get("continue_final_message")
+        and "add_generation_prompt" in fields
+        and fields.get("add_generation_prompt")
+    ):
+        name = "continue_final_message"
+        raise ApiError(400, f"{name} opens no turn; pass add_generation_prompt=false, or leave it out", param=name)
     fields.get("add_generation_prompt")
     conversation = read_conversation(fields.given, tokenizer)
     wanted, top = fields.get("logprobs"), fields.get("top_logprobs")
@@ -225,6 +261,7 @@ def _asked(
             **_ends(fields, tokenizer),
             **_grammar(fields),
             **_prediction(fields),
+            **({} if fields.get("skip_special_tokens") else {"shown_tokens": special_tokens(tokenizer)}),
             **_scores([prompt_top, top if echo else None]),
             "max_new_tokens": most,
             "alternatives": _alternatives(top or 0),
@@ -238,6 +275,9 @@ def _asked(
         top=top,
         prompt_top=prompt_top,
         return_ids=fields.get("return_token_ids"),
+        include_stop=fields.get("include_stop_str_in_output"),
+        tokens_as_ids=fields.get("return_tokens_as_token_ids"),
+        name=fields.get("request_id"),
     )
 
 
@@ -325,5 +365,8 @@ def _prediction(fields: _Fields) -> dict[str, Any]:
     content = fields.part("prediction").get("content")
     if isinstance(content, list):
         parts = [_Fields(part, TEXT_PART, "prediction.content") for part in content]
+        if any(part.get("type") is None or part.get("text") is None for part in parts):
+            name = "prediction.content"
+            raise ApiError(400, f'{name} must be a text, or parts {{"type": "text", "text": "..."}}', param=name)
         content = "".join(part.get("text") for part in parts)
     return {"prediction": content} if content else {}

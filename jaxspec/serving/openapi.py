@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxspec._version import __version__
 from jaxspec.serving.errors import KINDS
-from jaxspec.serving.table import CHAT, COMPLETION, DETOKENIZE, FLAG, TEXT_PART, Field, Table
+from jaxspec.serving.table import CHAT, COMPLETION, DETOKENIZE, TEXT_PART, TOKENIZE, Table
 
 _COMPONENTS = "#/components/schemas/"
 _TEXT, _NULL = MappingProxyType({"type": "string"}), MappingProxyType({"type": "null"})
@@ -14,9 +14,6 @@ _INTEGER = MappingProxyType({"type": "integer", "minimum": 0})
 _NUMBER = MappingProxyType({"type": "number"})
 # Fields that count new tokens, of which at most as many as fit a slot may be asked for.
 _COUNTS = ("max_tokens", "max_completion_tokens")
-_TOKENIZE: Table = MappingProxyType(
-    {"return_token_strs": Field(FLAG, "Whether the answer has the text of each token.", False)}
-)
 _OTHER_ERRORS = (400, 404, 408, 413, 429, 503)
 
 
@@ -149,12 +146,14 @@ def _schemas(vocab_size: int, capacity: int) -> dict[str, Any]:
     named = {"type": "object", "required": ["function"]}
     arguments = _or_null({"anyOf": [_TEXT, {"type": "object"}]})
     called = _object({"name": _TEXT}, {"arguments": arguments})
-    message = _object(
-        {"role": _TEXT},
-        {
-            "content": {"anyOf": [_TEXT, _list(_ref("TextPart")), _NULL]},
-            "tool_calls": _or_null(_list({**named, "properties": {"function": called}})),
-        },
+    calls = _list({**named, "properties": {"function": called}})
+    content = {"anyOf": [_TEXT, _list(_ref("TextPart"))]}
+    says = _object({"role": _TEXT, "content": content}, {"tool_calls": _or_null(calls)})
+    acts = _object(
+        {"role": {"const": "assistant"}, "tool_calls": {**calls, "minItems": 1}}, {"content": _or_null(content)}
+    )
+    thinks = _object(
+        {"role": {"const": "assistant"}, "reasoning_content": {**_TEXT, "minLength": 1}}, {"content": _NULL}
     )
     requests = {
         "CompletionRequest": _request(COMPLETION, ["prompt"], capacity - 1),
@@ -166,13 +165,13 @@ def _schemas(vocab_size: int, capacity: int) -> dict[str, Any]:
             **_request(TEXT_PART, ["type", "text"]),
             "description": "A part of a text; of other kinds there are none.",
         },
-        "Message": message,
+        "Message": {"anyOf": [says, acts, thinks]},
         "Tool": {**named, "properties": {"type": {"const": "function"}, "function": function}},
         "NamedTool": {**named, "properties": {"function": _object({"name": _TEXT})}},
         **requests,
         "TokenizeRequest": {
             "anyOf": [_ref(name) for name in requests],
-            "properties": _request(_TOKENIZE)["properties"],
+            "properties": _request(TOKENIZE)["properties"],
         },
         "DetokenizeRequest": _request(DETOKENIZE, ["tokens"]),
         **_answers(),
@@ -217,7 +216,7 @@ def document(*, vocab_size: int, capacity: int, keyed: bool) -> dict[str, Any]:
             **({"security": []} if keyed and not guarded else {}),
         }
 
-    stream = {"text/event-stream": _TEXT}
+    stream: dict[str, Any] = {"text/event-stream": {}}
     texts = "Texts, whole or in pieces."
     post = {
         "/v1/completions": ("Continues texts.", _answer(texts, {**_json("Completion"), **stream}), "CompletionRequest"),

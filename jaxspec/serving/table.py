@@ -27,6 +27,7 @@ class Kind(NamedTuple):
       text: the description for errors.
       fits: returns whether a value is of the kind.
       schema: the JSON schema of those values.
+      read: returns the value as the server uses it.
 
     Example:
         >>> from jaxspec.serving.table import FLAG
@@ -37,6 +38,7 @@ class Kind(NamedTuple):
     text: str
     fits: Callable[[Any], bool]
     schema: Mapping[str, Any]
+    read: Callable[[Any], Any] = lambda value: value
 
 
 class Field(NamedTuple):
@@ -68,8 +70,21 @@ Table = Mapping[str, Field]
 
 
 def is_int(value: Any) -> bool:
-    """Returns whether a value is an integer, and no flag."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Returns whether a value is a whole number, which may be written as 2.0, and no flag."""
+    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and value.is_integer())
+
+
+def whole(value: Any) -> Any:
+    """Returns a value whose numbers are whole, with integers instead of floats.
+
+    Example:
+        >>> from jaxspec.serving.table import whole
+        >>> whole([2.0, [3]])
+        [2, [3]]
+    """
+    if isinstance(value, list):
+        return [whole(one) for one in value]
+    return int(value) if isinstance(value, float) else value
 
 
 def is_text(value: Any) -> bool:
@@ -107,10 +122,7 @@ def _array(items: Mapping[str, Any], **bounds: int) -> dict[str, Any]:
 
 
 _STRING: Mapping[str, Any] = {"type": "string"}
-INTEGER = Kind(
-    "an integer", lambda value: is_int(value) or (isinstance(value, float) and value.is_integer()), {"type": "integer"}
-)
-NUMBER = Kind("a finite number", _is_number, {"type": "number"})
+INTEGER = Kind("an integer", is_int, {"type": "integer"}, whole)
 FLAG = Kind("true or false", lambda value: isinstance(value, bool), {"type": "boolean"})
 TEXT = Kind("a string", is_text, _STRING)
 OBJECT = Kind("an object", lambda value: isinstance(value, dict), {"type": "object"})
@@ -119,7 +131,13 @@ TEXTS = Kind(
     lambda value: is_text(value) or list_of(is_text)(value),
     {"anyOf": [_STRING, _array(_STRING)]},
 )
-IDS = Kind("a list of token ids", list_of(is_int), _array({"$ref": TOKEN}))
+IDS = Kind("a list of token ids", list_of(is_int), _array({"$ref": TOKEN}), whole)
+_SOME_IDS = Kind(
+    "a list of at least one token id",
+    lambda value: IDS.fits(value) and value != [],
+    _array({"$ref": TOKEN}, minItems=1),
+    whole,
+)
 PROMPT = Kind(
     "a string, a list of strings, token ids or a list of lists of token ids",
     lambda value: (
@@ -133,6 +151,7 @@ PROMPT = Kind(
             _array(_array({"$ref": TOKEN}, minItems=1), minItems=1, maxItems=MOST_CHOICES),
         ]
     },
+    whole,
 )
 _BIASES = Kind(
     "an object from token ids to numbers",
@@ -190,7 +209,12 @@ STRUCTURED_OUTPUTS: Table = MappingProxyType(
         "structural_tag": Field(_elsewhere({"type": "null"}), "Not supported."),
     }
 )
-TEXT_PART: Table = MappingProxyType({"type": Field(TEXT, "text, the only kind."), "text": Field(TEXT, "The text.", "")})
+TEXT_PART: Table = MappingProxyType(
+    {
+        "type": Field(Kind("text", lambda value: value == "text", {"const": "text"}), "The only kind."),
+        "text": Field(TEXT, "The text."),
+    }
+)
 PREDICTION: Table = MappingProxyType({"content": Field(_CONTENT, "The expected answer.")})
 # Fields that become an option of `Engine.submit` as they are, with its name.
 OPTIONS: Mapping[str, str] = MappingProxyType(
@@ -209,10 +233,6 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
 # Fields of which one value is honored.
 ONLY: Mapping[str, bool] = MappingProxyType(
     {
-        "include_stop_str_in_output": False,
-        "skip_special_tokens": True,
-        "continue_final_message": False,
-        "return_tokens_as_token_ids": False,
         "use_beam_search": False,
     }
 )
@@ -235,22 +255,24 @@ _SHARED: dict[str, Field] = {
     "top_p": Field(_within(0, 1, open_low=True), "Keep the most likely tokens up to this total.", 1.0),
     "top_k": Field(INTEGER, "Keep this many of the most likely tokens; 0 and -1 keep all.", 0, -1, _MOST),
     "min_p": Field(_within(0, 1), "Keep tokens of at least this fraction of the highest probability.", 0.0),
-    "presence_penalty": Field(NUMBER, "Subtracted from the logits of tokens in the answer.", 0.0, -1e30, 1e30),
-    "frequency_penalty": Field(NUMBER, "Subtracted for each time that a token is in the answer.", 0.0, -1e30, 1e30),
-    "repetition_penalty": Field(
-        _within(0, 1e30, open_low=True), "Divides the logits of tokens in the prompt or the answer.", 1.0
-    ),
+    "presence_penalty": Field(_within(-1e4, 1e4), "Subtracted from the logits of tokens in the answer.", 0.0),
+    "frequency_penalty": Field(_within(-1e4, 1e4), "Subtracted for each time that a token is in the answer.", 0.0),
+    "repetition_penalty": Field(_within(1e-4, 1e4), "Divides the logits of tokens in the prompt or the answer.", 1.0),
     "logit_bias": Field(_BIASES, "From token ids to numbers that are added to their logits."),
-    "allowed_token_ids": Field(IDS, "The only tokens that may come."),
+    "allowed_token_ids": Field(_SOME_IDS, "The only tokens that may come."),
     "bad_words": Field(TEXTS, "Texts that do not come."),
     "min_tokens": Field(INTEGER, "The number of tokens before which no stop token ends an answer.", 0, 0, _MOST),
     "stop": Field(TEXTS, "Texts before which an answer is cut."),
     "stop_token_ids": Field(IDS, "Tokens that end an answer."),
+    "include_stop_str_in_output": Field(FLAG, "Whether a text ends with the stop string that cut it.", False),
+    "skip_special_tokens": Field(FLAG, "Whether special tokens are no part of a text.", True),
     "ignore_eos": Field(FLAG, "Whether the model's own stop tokens end no answer.", False),
     "prompt_logprobs": Field(
         INTEGER, "The number of likely tokens to report in the prompt; not in a stream.", None, 0, ALTERNATIVES[-1]
     ),
     "return_token_ids": Field(FLAG, "Whether an answer has its token ids.", False),
+    "return_tokens_as_token_ids": Field(FLAG, "Whether tokens with log-probabilities are named by their ids.", False),
+    "request_id": Field(TEXT, "The end of the answer's id."),
     "response_format": Field(OBJECT, "What the answer keeps to.", parts=RESPONSE_FORMAT),
     "structured_outputs": Field(OBJECT, "One grammar that the answer keeps to.", parts=STRUCTURED_OUTPUTS),
     "prediction": Field(OBJECT, "An expected answer, for a drafter that copies.", parts=PREDICTION),
@@ -278,6 +300,9 @@ CHAT: Table = MappingProxyType(
         "logprobs": Field(FLAG, "Whether to report log-probabilities.", False),
         "top_logprobs": Field(INTEGER, "The number of likely tokens; with `logprobs`.", 0, 0, ALTERNATIVES[-1]),
         "add_generation_prompt": Field(FLAG, "Whether the prompt opens the answer.", True),
+        "continue_final_message": Field(
+            FLAG, "Whether the model continues the last message; not with `add_generation_prompt`.", False
+        ),
         "include_reasoning": Field(FLAG, "Whether an answer has the model's thinking.", True),
         "reasoning_effort": Field(
             _one_of("none", "minimal", "low", "medium", "high", "xhigh", "max"), "A variable of the chat template."
@@ -297,3 +322,6 @@ CHAT: Table = MappingProxyType(
     }
 )
 DETOKENIZE: Table = MappingProxyType({"tokens": Field(IDS, "The tokens.")})
+TOKENIZE: Table = MappingProxyType(
+    {"return_token_strs": Field(FLAG, "Whether the answer has the text of each token.", False)}
+)

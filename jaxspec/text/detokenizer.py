@@ -114,6 +114,9 @@ class StopStrings:
     """Cuts a text at the first completed stop string, regardless of how the text is divided.
 
     Text that could begin a stop string is held back until it is known not to.
+
+    Attributes:
+      found: the stop string that ended the text; `None` before that.
     """
 
     def __init__(self, stops: str | Sequence[str]) -> None:
@@ -133,16 +136,16 @@ class StopStrings:
             if not stop:
                 raise ValueError("a stop string must not be empty: it would end every text before its start")
         self._held = ""
-        self._stopped = False
+        self.found: str | None = None
 
     def push(self, text: str) -> tuple[str, bool]:
         """Adds text; returns the text to show and whether a stop string ended it. Text after the end is dropped."""
-        if self._stopped:
+        if self.found is not None:
             return "", True
         self._held += text
         if found := [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]:
-            _, start = min(found)  # the one that ends first; of several, the one that begins first
-            shown, self._held, self._stopped = self._held[:start], "", True
+            end, start = min(found)  # the one that ends first; of several, the one that begins first
+            shown, self.found, self._held = self._held[:start], self._held[start:end], ""
             return shown, True
         keep = self._possible_beginning()
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

@@ -145,6 +145,7 @@ class TextResult:
       alternatives: the most likely tokens at each position, if requested.
       error: message if this prompt failed and others of the call did not: `text` is the text so far. `None`
         if it did not fail.
+      stop: the stop string that ended the text; `None` if none did.
 
     Example:
         >>> decoder = jaxspec.SpeculativeDecoder(target, "ngram", k=2)
@@ -168,6 +169,7 @@ class TextResult:
     speedup: float | None = None
     alternatives: tuple[tuple[Alternative, ...], ...] = ()
     error: str | None = None
+    stop: str | None = None
 
     @property
     def measured_total_variation(self) -> float:
@@ -239,6 +241,11 @@ class RowText:
         self._detokenizer = Detokenizer(tokenizer, prompt, shown)
         self._stop_strings = StopStrings(stop)
         self._stop_tokens = frozenset(stop_tokens)
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that has ended the text; `None` if none has."""
+        return self._stop_strings.found
 
     def push(self, ids: Sequence[int], from_draft: Sequence[bool], *, last: bool) -> str:
         """Adds tokens of whole rounds; returns the text that no later token can change.
@@ -317,6 +324,7 @@ def collect(request: TextRequest, rows: list[RowText], generation: Generation, t
                 spans=tuple(row.spans),
                 alternatives=_alternatives(reported, index, count, request),
                 error=None if errors[index] is None else str(errors[index]),
+                stop=row.stop,
             )
         )
     return results

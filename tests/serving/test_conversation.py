@@ -51,6 +51,21 @@ def test_functions_and_earlier_calls_are_in_the_prompt():
     )
 
 
+def test_the_last_message_may_be_continued():
+    turns = [*SEA, {"role": "assistant", "content": "It is "}]
+    asked = read_chat({"messages": turns, "continue_final_message": True}, TOKENIZER)
+    assert prompt(asked) == "<|user|>the sea<|end|><|assistant|>It is"
+    with pytest.raises(ApiError, match="continue_final_message") as found:
+        read_chat({"messages": [*SEA, {"role": "user", "content": " "}], "continue_final_message": True}, TOKENIZER)
+    assert found.value.status == 400
+
+
+def test_special_tokens_may_be_shown():
+    shown = read(skip_special_tokens=False).options["shown_tokens"]
+    names = [TOKENIZER.decode([one], skip_special_tokens=False) for one in shown]
+    assert {"<|user|>", "<|assistant|>", "<think>"} <= {*names} and "<|end|>" not in names
+
+
 WRONG = [
     ({"tools": []}, "tools"),
     ({"tools": "add"}, "tools"),

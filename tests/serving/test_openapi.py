@@ -114,11 +114,12 @@ def test_answers_have_the_form_of_the_document(client):
 
 
 @pytest.mark.slow
-def test_an_answer_says_what_has_ended_it(client, engine):
+def test_an_answer_says_what_has_ended_it(client):
     """The stop string or the token of the request, as vLLM's; none for the model's own end or the limit."""
-    tokenizer, body = engine.decoder.tokenizer, {"prompt": "the sea", "temperature": 0, "max_tokens": 8}
-    text = client.post("/v1/completions", json={**body, "ignore_eos": True}).json()["choices"][0]["text"]
-    token = tokenizer.encode(text, add_special_tokens=False)[2]
+    body = {"prompt": "the sea", "temperature": 0, "max_tokens": 8}
+    whole = {**body, "ignore_eos": True, "return_token_ids": True}
+    choice = client.post("/v1/completions", json=whole).json()["choices"][0]
+    text, token = choice["text"], choice["token_ids"][2]
     for more, expected in (
         ({"stop": ["\x00", text[1:3]]}, text[1:3]),
         ({"stop_token_ids": [token]}, token),
@@ -128,7 +129,15 @@ def test_an_answer_says_what_has_ended_it(client, engine):
         assert choice["stop_reason"] == expected and choice["finish_reason"] == ("stop" if expected else "length")
         streamed = client.post("/v1/completions", json={**body, **more, "stream": True}).text.split("\n\n")
         assert json.loads(streamed[-3].removeprefix("data: "))["choices"][0]["stop_reason"] == expected
-    timed = client.post("/v1/completions", json=body).json()["metrics"]
+    more = {"stop": [text[1:3]], "include_stop_str_in_output": True, "request_id": "mine", "logprobs": 0}
+    given = {**body, **more, "return_tokens_as_token_ids": True}
+    found = client.post("/v1/completions", json=given).json()
+    assert found["choices"][0]["text"] == text[: text.index(text[1:3]) + 2] and found["id"] == "cmpl-mine"
+    assert found["choices"][0]["logprobs"]["tokens"][0].startswith("token_id:")
+    parts = client.post("/v1/completions", json={**given, "stream": True}).text.split("\n\n")[:-2]
+    pieces = [json.loads(one.removeprefix("data: "))["choices"][0]["text"] for one in parts]
+    assert "".join(pieces) == found["choices"][0]["text"]
+    timed = client.post("/v1/completions", json={**whole, "max_tokens": 40}).json()["metrics"]
     assert timed["queue_time_ms"] >= 0 and timed["mean_itl_ms"] > 0
 
 
@@ -136,8 +145,8 @@ def test_an_answer_says_what_has_ended_it(client, engine):
 def test_metrics_add_up(engine):
     client = TestClient(build_app(engine, model="small"))
     found = [
-        client.post("/v1/completions", json={"prompt": text, "temperature": 0, "max_tokens": 9, "n": 2}).json()
-        for text in ("the sea the sea", "a")
+        client.post("/v1/completions", json={"prompt": text, "temperature": 0, "max_tokens": 9, "n": 2, **more}).json()
+        for text, more in (("a", {}), ("the sea the sea", {"structured_outputs": {"regex": "(ab){4}"}}))
     ]
     lines = [line.rpartition(" ") for line in client.get("/metrics").text.splitlines() if line[:1] != "#"]
     values = {name.replace('engine="0",', "").replace('model_name="small"', ""): float(one) for name, _, one in lines}
