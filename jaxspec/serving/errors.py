@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from jaxspec.core.results import Status
 from jaxspec.serving.handle import QueueFullError
 
 _LOGGER = logging.getLogger("jaxspec")
@@ -84,6 +85,11 @@ def of_engine(error: BaseException) -> ApiError:
         names = [name for name in _FIELDS if re.search(rf"\b{name}\b", str(error))]
         text = re.sub(rf"\b({'|'.join(_FIELDS)})\b", lambda found: _FIELDS[found[0]], str(error))
         return ApiError(400, text, param=_FIELDS[names[0]] if names else None)
+    if isinstance(error, FloatingPointError) and Status.NO_TOKEN_LEFT.name in str(error):
+        return ApiError(
+            400,
+            "the controls of the request left no token, such as min_tokens beyond the end of a grammar; ask for less",
+        )
     if isinstance(error, FloatingPointError):
         return ApiError(500, str(error))
     if isinstance(error, QueueFullError):

@@ -67,6 +67,14 @@ MUTANTS = (
         slow=True,
     ),
     Mutant(
+        "controls that leave no token are the server's fault",
+        "serving/errors.py",
+        "and Status.NO_TOKEN_LEFT.name in str(error):",
+        "and False:",
+        ("tests/serving/test_errors.py::test_controls_that_leave_no_token_are_the_client_s_fault",),
+        slow=True,
+    ),
+    Mutant(
         "no token has ended a text",
         "serving/answers.py",
         "return None if last in self.tokenizer.eos_token_ids else last",
