@@ -392,8 +392,8 @@ MUTANTS = (
     Mutant(
         "JSON has white space by the table and not by the host",
         "grammar/schema.py",
-        'found = build(json.dumps(schema), "")',
-        "found = build(json.dumps(schema))",
+        'found = build(json.dumps(_unescaped(schema)), "")',
+        "found = build(json.dumps(_unescaped(schema)))",
         ("tests/grammar/test_grammar.py::test_the_table_and_the_host_have_one_language",),
     ),
     Mutant(

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxspec.serving.channels import ChannelReader
-from tests.serving.test_reader import in_pieces, parts
+from tests._fixtures.deltas import in_pieces, parts
 
 THINKS = "<|channel|>analysis<|message|>so\n<|end|><|start|>assistant"
 CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'

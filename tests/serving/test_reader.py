@@ -7,6 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from jaxspec.serving.families import family_of, tags_of
 from jaxspec.serving.reader import Reader, merged
+from tests._fixtures.deltas import in_pieces, parts
 
 TAGS = tags_of("</think>")
 FAMILIES = {
@@ -198,25 +199,6 @@ CASES = [
 
 def reader(family, **options):
     return Reader(TAGS, FAMILIES[family], schemas=SCHEMAS, **options)
-
-
-def parts(deltas):
-    """The thinking, the content and the calls of deltas."""
-    texts, calls = {"reasoning": "", "content": ""}, []
-    for one in deltas:
-        if one.kind == "name":
-            calls.append((one.text, ""))
-        elif one.kind == "arguments":
-            calls[-1] = (calls[-1][0], calls[-1][1] + one.text)
-        else:
-            texts[one.kind] += one.text
-    return texts["reasoning"], texts["content"], calls
-
-
-def in_pieces(made, text, cuts):
-    ends = [*cuts, len(text)]
-    pieces = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    return merged([one for piece in pieces for one in made.push(piece)] + made.push("", last=True))
 
 
 @pytest.mark.parametrize(("family", "text", "expected"), CASES)
