@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from jaxspec.serving.families import family_of, tags_of
-from jaxspec.serving.reader import Reader, merged
+from jaxspec.serving.reader import Reader
 from tests._fixtures.deltas import in_pieces, parts
 
 TAGS = tags_of("</think>")
