@@ -23,6 +23,8 @@ _MOST_REPLY = 16 * chat_worker.CHARACTERS
 # The possible names of a message's reasoning; templates read the first, and some the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _PARTS = {"content", "tool_calls", *_REASONING}
+# Written after a message to continue; it ends with a space, as in `transformers`, to see whether a template strips.
+_END = "END_OF_THE_MESSAGE_TO_CONTINUE "
 # A template with one of these takes content in parts: a loop over it, a filter by attributes, a part's text by number.
 _READS_PARTS = re.compile(
     r"""\bfor\s+\w+\s+in\s+(?:(?!\bif\b)[^%|]){0,200}\bcontent\b"""
@@ -71,17 +73,33 @@ def text_of(message: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
-def cut_after_last(text: str, messages: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a conversation that was written, up to the end of the last message's text.
+def with_end(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns checked messages, with a mark after the text of the last one, which `cut_at_end` finds.
 
     Raises:
-      ValueError: that message has no text, or the template does not write it.
+      ValueError: that message has no text.
     """
-    last = text_of(messages[-1]).strip() if messages else ""
-    place = text.rfind(last) if last else -1
+    if not messages or not text_of(messages[-1]).strip():
+        raise ValueError("continue_final_message needs a last message with a text; leave it out")
+    *before, last = messages
+    content = last["content"]
+    if isinstance(content, str):
+        return [*before, {**last, "content": content + _END}]
+    return [*before, {**last, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + _END}]}]
+
+
+def cut_at_end(text: str) -> str:
+    """Returns a conversation with such messages that was written, up to the mark, as `transformers` does.
+
+    A template that strips messages has taken the mark's space; then that before the mark goes too.
+
+    Raises:
+      ValueError: the template does not write the last message.
+    """
+    place = text.rfind(_END.strip())
     if place < 0:
-        raise ValueError("continue_final_message needs a last message whose text is in the prompt; leave it out")
-    return text[: place + len(last)]
+        raise ValueError("continue_final_message needs a last message that the chat template writes; leave it out")
+    return text[:place] if text.startswith(_END, place) else text[:place].rstrip()
 
 
 def for_template(template: str, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import tokenizers
 
-from jaxspec.checkpoints.chat_template import check_message, cut_after_last, for_template, render
+from jaxspec.checkpoints.chat_template import check_message, cut_at_end, for_template, render, with_end
 from jaxspec.checkpoints.tokenizer_files import CONFIG, FILE, TEMPLATE, check_files, explained, without_panics
 from jaxspec.core import validate
 from jaxspec.io.files import FileFormatError, as_path, read_json, write_text
@@ -287,6 +287,8 @@ class Tokenizer:
         validate.flag("continue_final_message", continue_final_message)
         for message in messages:
             check_message(message)
+        if continue_final_message:
+            messages = with_end(messages)
         if variables is not None:
             validate.instance("variables", variables, Mapping, 'pass {"enable_thinking": False}, say')
         if tools is not None and not re.search(r"\btools\b", self._chat_template):
@@ -303,7 +305,7 @@ class Tokenizer:
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the model's chat template refuses these messages: {error}") from error
         if continue_final_message:
-            text = cut_after_last(text, messages)
+            text = cut_at_end(text)
         return self.encode(text, add_special_tokens=False)
 
     def save(self, folder: str | os.PathLike[str]) -> None:

@@ -115,10 +115,10 @@ class CostModel:
         share = self.share(_bytes(_params(head)), 1)
         return DraftCosts(share * (self.widened(head, k + 1) - 1), share)
 
-    @typed(k=(1, _TOKENS))
+    @typed(k=(0, _TOKENS))
     def one_pass(self, head: Any, k: int) -> DraftCosts:
         """Returns the costs of a head that makes all `k` drafts in one pass."""
-        return DraftCosts(_bytes(_params(head)) / read_bytes(self.target) * self.widened(head, k) + PASS, 0.0)
+        return DraftCosts(_bytes(_params(head)) / read_bytes(self.target) * self.widened(head, max(k, 1)) + PASS, 0.0)
 
     @typed(layers=(0, _DEPTH))
     def first_layers(self, layers: int) -> DraftCosts:

@@ -112,7 +112,8 @@ def _choices(parts: list[str]) -> list[str]:
 def _negated(parts: list[str]) -> str:
     """Returns the class of all characters but those of one class or character; empty for other expressions."""
     if len(parts) > 2 and parts[0] in ("[", "[^") and parts.index("]") == len(parts) - 1:
-        return ("[" if parts[0] == "[^" else "[^") + "".join(parts[1:])
+        inner = "".join(parts[1:])
+        return "[" + inner.replace("^", r"\^", inner.startswith("^")) if parts[0] == "[^" else "[^" + inner
     if len(parts) != 1 or not re.fullmatch(r"\\[dDwWsS]|\\[^a-zA-Z0-9]|[^\\.^$|()\[\]]", parts[0]):
         return ""
     return parts[0].swapcase() if parts[0][1:] in {*"dDwWsS"} and len(parts[0]) == 2 else f"[^{parts[0]}]"

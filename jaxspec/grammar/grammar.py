@@ -147,7 +147,7 @@ class Grammar:
         Args:
           *pieces: texts, lists of parts, `{"schema": schema}`, `{"regex": pattern}`, `{"any": [part, ...]}` for one of
             several, or `{"repeat": part, "between": text}` for one or more. The name of a special token in a text
-            is that token.
+            is that token. An expression ends where the text after it first comes, so it should not hold that text.
 
         Raises:
           TypeError, ValueError: a part is none of these, or cannot be followed.

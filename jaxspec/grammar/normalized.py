@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxspec.grammar.dialect import NO_ESCAPE, conjuncts, is_unwritten, problem_of, read_by_library, translated
 from jaxspec.grammar.formats import AS_CHOICES, AS_PATTERNS, FORMATS, KNOWN
-from jaxspec.grammar.property_names import names_of, properties_of
+from jaxspec.grammar.property_names import NotFollowedError, names_of, properties_of
 from jaxspec.grammar.references import referred
 from jaxspec.grammar.schema import TYPES, with_bounded_numbers
 
@@ -250,9 +250,7 @@ class _Reader:
         inlined = lambda one: self._inlined(one, f"{where}.propertyNames")  # noqa: E731
         try:
             return properties_of(schema, names_of(inlined(schema.get("propertyNames", True)), inlined))
-        except UnsupportedError:
-            raise
-        except ValueError as error:
+        except NotFollowedError as error:
             raise UnsupportedError(
                 f"{where}.propertyNames cannot be followed by a grammar: {error}; write the names as properties or "
                 "patternProperties"

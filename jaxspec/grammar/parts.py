@@ -8,7 +8,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxspec.core.validate import shown, text as checked_text
@@ -121,7 +121,7 @@ def _sequence(parts: list[Any], found: list[str]) -> str:
     A text after an expression is a part of its lexeme, which ends there: the expression alone would take characters of
     the text, and not give them back.
     """
-    rules, place = [], 0
+    rules, place, parts = [], 0, list(_flat(parts))
     while place < len(parts):
         one, after = parts[place], parts[place + 1] if place + 1 < len(parts) else None
         if isinstance(one, dict) and "regex" in one and isinstance(after, str) and after:
@@ -133,6 +133,15 @@ def _sequence(parts: list[Any], found: list[str]) -> str:
             rules.append(_rule(one, found))
             place += 1
     return " ".join(f"({one})" for one in rules) or '""'
+
+
+def _flat(parts: list[Any]) -> Iterator[Any]:
+    """Yields the parts of sequences within a sequence in their places, but empty texts."""
+    for one in parts:
+        if isinstance(one, list):
+            yield from _flat(one)
+        elif one != "":
+            yield one
 
 
 def _expression(regex: str) -> str:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxspec.grammar.formats import AS_PATTERNS
+from jaxspec.grammar.formats import AS_PATTERNS, KNOWN
 
 _HEX = "[0-9a-fA-F]"
 _BYTE, _LABEL = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])", "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -18,10 +18,16 @@ _FORMATS = AS_PATTERNS | {
 }
 # Keywords with which names cannot be followed; those of other types exclude no string.
 _REFUSED = {"oneOf"}
+# Keywords whose schemas may name further properties of the same object.
+_TOGETHER = {"$ref", "allOf", "anyOf", "oneOf"}
 # Expressions of a length, and those that repeat one class, whose repetition may be another.
 _ANY = r"[\s\S]"
 _SIZE = re.compile(rf"\^{re.escape(_ANY)}\{{(\d+),(\d*)\}}\$")
 _REPEATED = re.compile(r"\^(\[\^?(?:[^\]\[\\]|\\.)+\]|\\[dw]|\.)(\+|\*)\$")
+
+
+class NotFollowedError(ValueError):
+    """Reports names that no grammar follows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Names:
         """Returns whether a name is allowed.
 
         Raises:
-          ValueError: Python does not read an expression.
+          NotFollowedError: Python does not read an expression.
         """
         return (self.listed is None or name in self.listed) and _matches(self.expressions, name)
 
@@ -53,18 +59,20 @@ class Names:
         """Returns one expression of the names that are not listed.
 
         Raises:
-          ValueError: there are several that hold together, and no one that holds all of them is known.
+          NotFollowedError: there are several that hold together, and no one that holds all of them is known.
         """
         if len(self.expressions) == 1:
             return self.expressions[0]
         repeated = [one for one in map(_REPEATED.fullmatch, self.expressions) if one]
         sizes = [one for one in map(_SIZE.fullmatch, self.expressions) if one]
         if len(repeated) > 1 or len(repeated) + len(sizes) < len(self.expressions):
-            raise ValueError("several of its conditions hold for one name; write one pattern, such as ^[a-z]{2,8}$")
+            raise NotFollowedError(
+                "several of its conditions hold for one name; write one pattern, such as ^[a-z]{2,8}$"
+            )
         least = max([int(one[1]) for one in sizes] + [int(one[2] == "+") for one in repeated])
         most = min((int(one[2]) for one in sizes if one[2]), default=None)
         if most is not None and least > most:
-            raise ValueError("no name has such a length")
+            raise NotFollowedError("no name has such a length")
         return f"^{repeated[0][1] if repeated else _ANY}{{{least},{'' if most is None else most}}}$"
 
 
@@ -76,7 +84,7 @@ def names_of(schemas: Sequence[Any], inlined: Callable[[Any], list[Any]]) -> Nam
       inlined: returns such a list for any schema.
 
     Raises:
-      ValueError: a schema has a keyword for strings that is not followed here.
+      NotFollowedError: a schema has a keyword for strings that is not followed here.
     """
     listed: tuple[str, ...] | None = None
     expressions: list[str] = []
@@ -94,14 +102,16 @@ def properties_of(schema: dict[str, Any], names: Names) -> dict[str, Any]:
     """Returns the keywords of an object's properties with which they have these names, in the place of `schema`'s.
 
     Raises:
-      ValueError: no such keywords are known; the message says why.
+      NotFollowedError: no such keywords are known; the message says why.
     """
-    rest, named = schema.get("additionalProperties", True), schema.get("properties")
+    rest = schema.get("additionalProperties", schema.get("unevaluatedProperties", True))
+    named = schema.get("properties")
     is_open = schema.get("additionalProperties", False) is not False
     if names.is_any:
         return {}
-    if "patternProperties" in schema or (named is not None and is_open and names.listed is None):
-        raise ValueError("it is next to others that name properties")
+    shared = named is not None and "additionalProperties" not in schema and not _TOGETHER.isdisjoint(schema)
+    if shared or "patternProperties" in schema or (named is not None and is_open and names.listed is None):
+        raise NotFollowedError("it is next to others that name properties")
     if named is None and names.listed is None:
         return {"patternProperties": {names.expression(): rest}, "additionalProperties": False}
     implied = () if named is None or "additionalProperties" in schema else schema.get("required", ())
@@ -115,23 +125,27 @@ def _of_one(schema: Any, inlined: Callable[[Any], list[Any]]) -> Names:
     if schema is False:
         return Names(())
     if refused := sorted(_REFUSED & set(schema)):
-        raise ValueError(f"it has {refused[0]}")
+        raise NotFollowedError(f"it has {refused[0]}")
     kinds = schema.get("type", "string")
     if "string" not in ([kinds] if isinstance(kinds, str) else kinds):
         return Names(())
     expressions = [schema["pattern"]] if "pattern" in schema else []
-    if "format" in schema and not expressions:  # next to it, a pattern says what the format means
+    if "format" in schema and not (expressions and schema["format"] not in KNOWN):  # a pattern says what it means
         if schema["format"] not in _FORMATS:
-            raise ValueError(f"names of the format {schema['format']!r:.40} are not followed; write a pattern")
+            raise NotFollowedError(f"names of the format {schema['format']!r:.40} are not followed; write a pattern")
         expressions.append(_FORMATS[schema["format"]])
     if schema.get("minLength") or "maxLength" in schema:
         expressions.append(f"^{_ANY}{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}$")
     if "anyOf" in schema:
         choices = [names_of(inlined(one), inlined) for one in schema["anyOf"]]
         if not any(one.is_any for one in choices):
-            expressions.append("|".join(_as_expression(one) for one in choices if one.listed != ()))
+            possible = [_as_expression(one) for one in choices if one.listed != ()]
+            if not possible:
+                return Names(())
+            expressions.append("|".join(possible))
     if "enum" in schema or "const" in schema:
-        values = schema["enum"] if "enum" in schema else [schema["const"]]
+        values = schema.get("enum", [schema.get("const")])
+        values = [one for one in values if one == schema.get("const", one)]
         return Names(tuple(one for one in values if isinstance(one, str) and _matches(expressions, one)))
     return Names(None, tuple(expressions))
 
@@ -142,7 +156,7 @@ def _as_expression(names: Names) -> str:
         return f"^(?:{'|'.join(map(re.escape, names.listed))})$"
     found = names.expression()
     if found.startswith("(?") and not found.startswith("(?:"):
-        raise ValueError(f"a choice has the pattern {found!r:.80}, whose beginning would hold for others")
+        raise NotFollowedError(f"a choice has the pattern {found!r:.80}, whose beginning would hold for others")
     return found
 
 
@@ -150,4 +164,4 @@ def _matches(expressions: Sequence[str], name: str) -> bool:
     try:
         return all(re.search(one, name) for one in expressions)
     except re.error as error:
-        raise ValueError(f"Python does not read a pattern of it: {error}") from None
+        raise NotFollowedError(f"Python does not read a pattern of it: {error}") from None

@@ -25,6 +25,8 @@ FOLLOWED = [
     {"anyOf": [{"enum": ["a", "a+c"]}, {"pattern": "^x"}]},
     {"anyOf": [{"minLength": 3}, {"enum": ["\\d"]}, {"pattern": "^[b]+$", "maxLength": 1}, {"const": 3}]},
     {"anyOf": [{"minLength": 3}, {}]},
+    {"anyOf": [{"type": "integer"}, {"enum": ["abc"], "maxLength": 2}]},
+    {"enum": ["a", "abc"], "const": "abc"},
     {"type": "integer"},
     False,
     {"$ref": "#/$defs/name"},
@@ -71,6 +73,11 @@ def test_names_are_those_of_the_judge(names):
             {"propertyNames": {"minLength": 2}, "properties": {"a": {}}, "additionalProperties": True},
             "it is next to others that name properties",
         ),
+        (
+            {"propertyNames": {"maxLength": 2}, "properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}]},
+            "it is next to others that name properties",
+        ),
+        ({"propertyNames": {"format": "date", "pattern": "^2"}}, "several of its conditions hold for one name; write"),
         ({"propertyNames": {"enum": ["a"], "pattern": r"\p{L}"}}, "Python does not read a pattern of it: bad escape"),
     ],
 )
@@ -79,6 +86,11 @@ def test_names_that_cannot_be_followed_are_named(schema, problem):
     with pytest.raises(ValueError, match=re.escape(text)) as found:
         Grammar.json_schema({"items": schema})
     assert str(found.value).endswith("; write the names as properties or patternProperties")
+
+
+def test_values_of_names_keep_to_what_remains():
+    schema = {"propertyNames": {"minLength": 2}, "unevaluatedProperties": {"type": "integer"}}
+    assert accepts(schema, '{"ab":1}') and not accepts(schema, '{"ab":"a"}')
 
 
 def test_names_that_are_only_required_may_come():

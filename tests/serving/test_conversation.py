@@ -19,6 +19,7 @@ ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "
 NOW = {"type": "function", "function": {"name": "now"}}
 SEA = [{"role": "user", "content": "the sea"}]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"x": 7}'}}
+CONTINUED = {"continue_final_message": True}
 NAMED = {"type": "function", "function": {"name": "add"}}
 
 
@@ -53,10 +54,13 @@ def test_functions_and_earlier_calls_are_in_the_prompt():
 
 def test_the_last_message_may_be_continued():
     turns = [*SEA, {"role": "assistant", "content": "It is "}]
-    asked = read_chat({"messages": turns, "continue_final_message": True}, TOKENIZER)
-    assert prompt(asked) == "<|user|>the sea<|end|><|assistant|>It is"
+    asked = read_chat({"messages": turns, **CONTINUED}, TOKENIZER)
+    assert prompt(asked) == "<|user|>the sea<|end|><|assistant|>It is "
+    for text in ("<", "end", "|>"):  # which are in what the template writes after it
+        asked = read_chat({"messages": [*SEA, {"role": "assistant", "content": text}], **CONTINUED}, TOKENIZER)
+        assert prompt(asked) == f"<|user|>the sea<|end|><|assistant|>{text}"
     with pytest.raises(ApiError, match="continue_final_message") as found:
-        read_chat({"messages": [*SEA, {"role": "user", "content": " "}], "continue_final_message": True}, TOKENIZER)
+        read_chat({"messages": [*SEA, {"role": "user", "content": " "}], **CONTINUED}, TOKENIZER)
     assert found.value.status == 400
 
 
