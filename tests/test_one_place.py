@@ -12,7 +12,7 @@ from jaxspec.families.table import FAMILIES
 from jaxspec.ops.formats import FORMATS
 from jaxspec.text import names
 from jaxspec.verifiers.table import VERIFIERS
-from tests._fixtures.sources import FILES, name, parsed
+from tests._fixtures.sources import FILES, name, nodes
 
 # Other files that may name it, and why: none of these has to know the next thing of its kind.
 ALSO = {
@@ -63,9 +63,9 @@ def rows():
 @functools.cache
 def said(path: pathlib.Path) -> frozenset[str]:
     """The identifiers and strings of a file's code, without docstrings, and without what a message says to pass."""
-    tree, found = parsed(path), set()
-    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    found = set()
+    docstrings = {node.value for node in nodes(path) if isinstance(node, ast.Expr)}
+    for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
             found |= set() if re.search(r"\bpass\b|; jaxspec\.", node.value) else {node.value}
         for field in ("id", "attr", "name", "asname", "arg", "module"):

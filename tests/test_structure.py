@@ -14,7 +14,7 @@ import pytest
 
 import jaxspec
 from tests._fixtures.public import names_of
-from tests._fixtures.sources import FILES, ROOT, name, parsed, report, room
+from tests._fixtures.sources import FILES, ROOT, calls, name, nodes, report, room
 
 # From the highest to the lowest: a subpackage imports only lower ones, and none of its own line.
 ROOMS = (
@@ -61,7 +61,7 @@ BY_STRING = {
 def imported(path: pathlib.Path) -> set[str]:
     """The dotted names that a file imports at its top level or inside a function."""
     names = set()
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -96,8 +96,8 @@ def test_modules_are_imported_by_statements():
     """An import by a string would be seen by none of these tests."""
     found = []
     for path in FILES:
-        for call in (node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)):
-            if ast.unparse(call.func).rpartition(".")[2] in ("import_module", "__import__"):
+        for called, call in calls(path):
+            if called.rpartition(".")[2] in ("import_module", "__import__"):
                 (argument,) = call.args
                 constant = isinstance(argument, ast.Constant) and not str(argument.value).startswith("jaxspec")
                 if not constant and name(path) not in BY_STRING:
@@ -109,8 +109,8 @@ def test_commands_alone_print():
     """The library's messages go to its loggers, which are quiet unless a program shows them."""
     found = []
     for path in FILES:
-        for call in (node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)):
-            if ast.unparse(call.func) == "print" and room(path) != "cli":
+        for called, call in calls(path):
+            if called == "print" and room(path) != "cli":
                 found.append(f"{name(path)}:{call.lineno}: {ast.unparse(call)}")
     report(found)
 
@@ -147,8 +147,8 @@ def test_what_models_say_of_themselves_is_in_their_traits():
     models = {"model", "target", "draft", "network"}
     found = []
     for path in FILES:
-        for call in (node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)):
-            if not isinstance(call.func, ast.Name) or call.func.id not in ("getattr", "hasattr"):
+        for called, call in calls(path):
+            if called not in ("getattr", "hasattr"):
                 continue
             value, key = call.args[:2]
             # Models in `foreign/` are those of other projects.
@@ -170,7 +170,7 @@ def test_files_do_not_import_each_other_in_circles():
 
 def imported_modules(path: pathlib.Path) -> set[str]:
     """The dotted names that a file imports anywhere, those of modules in packages too."""
-    imports = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in nodes(path) if isinstance(node, ast.ImportFrom)]
     return imported(path) | {f"{node.module}.{alias.name}" for node in imports for alias in node.names}
 
 
@@ -186,7 +186,7 @@ def test_files_are_short():
 def test_functions_are_short():
     found = []
     for path in FILES:
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = _lines(node) - (_lines(node.body[0]) if ast.get_docstring(node) is not None else 0)
                 if lines > MOST_FUNCTION_LINES and f"{name(path)}: {node.name}" not in LONG_FUNCTIONS:

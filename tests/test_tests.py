@@ -10,6 +10,7 @@ import pytest
 from jax._src.lru_cache import LRUCache
 
 from tests import conftest
+from tests._fixtures.sources import nodes
 
 TESTS = pathlib.Path(__file__).parent
 
@@ -18,7 +19,7 @@ def test_no_file_imports_from_a_test_module():
     """Its tests would be collected twice, and an edit of one test file would change another's meaning."""
     found = []
     for path in sorted(TESTS.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             names = [alias.name for alias in getattr(node, "names", ())] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 names = [f"{node.module}.{alias.name}" for alias in node.names]

@@ -119,7 +119,7 @@ def _warm(engine: "Engine") -> None:
     plain, *others = usual_kinds(tokenizer)
     engine.submit(tokenizer.encode("a") or [0], **{**plain, "max_new_tokens": 2, "stop_tokens": ()}).result()
     for kind in others:
-        with contextlib.suppress(TypeError, ValueError):  # what this drafter cannot do, a request hears of
+        with contextlib.suppress(TypeError, ValueError, ImportError):  # what cannot be, a request hears of
             engine.prepare([kind])
 
 

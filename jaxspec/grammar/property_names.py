@@ -66,9 +66,7 @@ class Names:
         repeated = [one for one in map(_REPEATED.fullmatch, self.expressions) if one]
         sizes = [one for one in map(_SIZE.fullmatch, self.expressions) if one]
         if len(repeated) > 1 or len(repeated) + len(sizes) < len(self.expressions):
-            raise NotFollowedError(
-                "several of its conditions hold for one name; write one, such as ^[a-z]{2,8}$"
-            )
+            raise NotFollowedError("several of its conditions hold for one name; write one, such as ^[a-z]{2,8}$")
         least = max([int(one[1]) for one in sizes] + [int(one[2] == "+") for one in repeated])
         most = min((int(one[2]) for one in sizes if one[2]), default=None)
         if most is not None and least > most:

@@ -194,14 +194,19 @@ class Answers:
 
     def _stop(self, result: TextResult) -> str:
         """Returns the stop string that a text ends with, if it was asked for and there is one."""
-        return (result.stop or "") if self.asked.include_stop else ""
+        stop = self._stopped_by(result)
+        if not self.asked.include_stop or not isinstance(stop, str) or result.text.endswith(stop):
+            return ""
+        return stop
 
     def _stopped_by(self, result: TextResult) -> str | int | None:
         """Returns the stop string or the request's own stop token that ended a text; `None` if neither did."""
         if result.stop is not None:
             return result.stop
-        last = result.token_ids[-1] if result.stop_reason == "stop token" and result.token_ids else None
-        return None if last in self.tokenizer.eos_token_ids else last
+        if result.stop_reason != "stop token" or not result.token_ids:
+            return None
+        last = result.token_ids[-1]
+        return self.asked.named_stops.get(last, None if last in self.tokenizer.eos_token_ids else last)
 
     def _log_probs(self, index: int, result: TextResult) -> dict[str, Any]:
         ids, values = list(result.token_ids), [*map(_finite, result.log_probs)]

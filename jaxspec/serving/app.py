@@ -156,14 +156,14 @@ class _Server:
         return JSONResponse(self._described())
 
     async def completions(self, request: Request) -> Any:
-        return await self._answer(request, read_completion)
+        return await self._answer(request, self._read_completion)
 
     async def chat(self, request: Request) -> Any:
         return await self._answer(request, self._read_chat)
 
     async def tokenize(self, request: Request) -> Response:
         body = await self._body(request)
-        reader = self._read_chat if "messages" in body else read_completion
+        reader = self._read_chat if "messages" in body else self._read_completion
         ids = (await self._read(reader, {**body, "n": 1})).prompts[0]
         found = {"count": len(ids), "max_model_len": self._engine.capacity, "tokens": ids}
         if read_token_strs(body):
@@ -292,6 +292,9 @@ class _Server:
 
     def _read_chat(self, body: Any, tokenizer: Tokenizer) -> Asked:
         return read_chat(body, tokenizer, self._engine.decoder.target.vocab_size)
+
+    def _read_completion(self, body: Mapping[str, Any], tokenizer: Tokenizer) -> Asked:
+        return read_completion(body, tokenizer, self._engine.decoder.target.vocab_size)
 
     async def _read(self, reader: Callable[[Any, Any], Asked], body: Mapping[str, Any]) -> Asked:
         """Reads the fields of a request, which may encode long texts, in another thread."""

@@ -53,12 +53,12 @@ class BatchRequest:
         url = row.get("url")
         if url not in (_COMPLETIONS, _CHATS):
             raise ApiError(404, f"url must be {_COMPLETIONS} or {_CHATS}, got {shown(url)}", param="url")
-        tokenizer = engine.decoder.tokenizer
+        tokenizer, vocab_size = engine.decoder.tokenizer, engine.decoder.target.vocab_size
         body = row.get("body")
         if url == _CHATS:
-            asked = read_chat(body, tokenizer, engine.decoder.target.vocab_size)
+            asked = read_chat(body, tokenizer, vocab_size)
         else:
-            asked = read_completion(body, tokenizer)
+            asked = read_completion(body, tokenizer, vocab_size)
         if asked.stream:
             raise ApiError(400, "a batch has no streams; leave stream out", param="stream")
         for index in range(len(asked.prompts) * asked.answers):

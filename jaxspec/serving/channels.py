@@ -17,6 +17,8 @@ MARKS = (_MESSAGE, _CHANNEL, _START, _END, "<|constrain|>", "<|call|>", "<|retur
 _ENDS = (_END, "<|call|>", "<|return|>", _START, _CHANNEL)
 # How a header begins; the prompt has the start of the first one.
 _HEADERS = (_CHANNEL, _START, "to=")
+# The beginnings of those, at which a text may end.
+_CUT_HEADERS = {mark[:count] for mark in _HEADERS for count in range(1, len(mark))}
 _LONGEST = 512  # characters of a header
 _FREE = r"([^<]|<[^|])*"
 
@@ -65,7 +67,10 @@ class ChannelReader(Reader):
         if begins and text and 0 <= at < _LONGEST:
             self._open(self._take(at + len(_MESSAGE)), found)
             self._mode = self._body
-        elif not begins or len(text) >= _LONGEST:
+        elif not begins or len(text) >= _LONGEST or (last and text in _CUT_HEADERS):
+            if begins:  # the mark is of no header
+                place = self._at
+                found.append(Delta("content", self._take(len(self._rest) - len(text) + 1), place))
             self._kind, self._mode = "content", self._body
         elif last:
             self._take(len(self._rest))

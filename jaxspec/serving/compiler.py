@@ -82,7 +82,7 @@ class Compiler:
                 for _ in task():
                     if self._closing:
                         return
-                    if later and self._tasks:  # what it has compiled so far is kept
+                    if later and (self._tasks or not self._idle()):  # what it has compiled so far is kept
                         break
                 else:
                     later = False

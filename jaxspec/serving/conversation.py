@@ -132,8 +132,7 @@ class Conversation:
                 limit = ThinkingBudget.of(tokenizer, vocab_size, self.budget, end=self.tags.end, start=start)
                 found["processors"] = (limit,)
         marks = special_tokens(tokenizer) if self.template is not None else named_tokens(tokenizer, self._marks())
-        shown_tokens = {*found.get("shown_tokens", ()), *(one for one in marks if one < vocab_size)}
-        if shown_tokens:
+        if shown_tokens := {*found.get("shown_tokens", ()), *(one for one in marks if one < vocab_size)}:
             found["shown_tokens"] = tuple(sorted(shown_tokens))
         return found
 
@@ -363,7 +362,7 @@ def _not_kept(error: Exception, called: str, given: Any) -> ApiError:
     place = next(index for index, one in enumerate(given) if one["function"]["name"] == called)
     name, text = f"tools[{place}].function.parameters", str(error)
     where = name + text.removeprefix("schema") if text.startswith("schema") else f"{name}: {text}"
-    why = 'tool_choice "required" or a function, strict and response_format enforce schemas, "auto" alone does not'
+    why = 'tool_choice "required" or a function, and response_format, enforce schemas; strict alone checks them'
     return ApiError(400, f"{where} (of the function {called!r:.80}; {why})", param=name)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jaxspec.grammar.dialect import translated
 from jaxspec.serving.calls import CallReader, JsonCall, ListedCalls
-from jaxspec.serving.python_calls import PythonCalls
+from jaxspec.serving.python_calls import NAME, PythonCalls
 from jaxspec.serving.section_calls import DEEPSEEK, KIMI, SectionCalls
 from jaxspec.serving.tagged_calls import DSML, MINIMAX, KeyedCall, TaggedCalls
 
@@ -163,6 +163,8 @@ def _python(name: str, schema: Any) -> list[Any]:
     """Returns the parts of a call in Python's notation, the required arguments first."""
     definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     properties, required = schema.get("properties", {}), schema.get("required", ())
+    if unread := [key for key in properties if not NAME.fullmatch(key)]:
+        raise ValueError(f"this model writes calls in Python's notation, which has no argument {unread[0]!r:.80}")
     written = {
         key: [f"{key}=", {"schema": {**definitions, **(value if isinstance(value, dict) else {})}}]
         for key, value in properties.items()

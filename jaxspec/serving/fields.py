@@ -4,7 +4,7 @@ Absent fields and null mean the default; unknown fields are ignored; what cannot
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -56,6 +56,7 @@ class Asked:
       conversation: what a chat says about functions and thinking.
       reasoning: whether the answer has the model's thinking.
       include_stop: whether a text ends with the stop string that cut it.
+      named_stops: the stop strings that spell a special token, by its id.
       tokens_as_ids: whether tokens with log-probabilities are named by their ids.
       name: the end of the answer's id; `None` draws one.
 
@@ -82,6 +83,7 @@ class Asked:
     conversation: Conversation | None = None
     reasoning: bool = True
     include_stop: bool = False
+    named_stops: Mapping[int, str] = dataclasses.field(default_factory=dict)
     tokens_as_ids: bool = False
     name: str | None = None
 
@@ -128,8 +130,8 @@ class _Fields:
         return _Fields(self.get(name, {}), self._table[name].parts or {}, self._prefix + name)
 
 
-def read_completion(body: Any, tokenizer: Tokenizer) -> Asked:
-    """Reads the body of `/v1/completions`.
+def read_completion(body: Any, tokenizer: Tokenizer, vocab_size: int | None = None) -> Asked:
+    """Reads the body of `/v1/completions`; `vocab_size` is that of the target's logits.
 
     Raises:
       ApiError: a field is wrong, or cannot be honored.
@@ -146,6 +148,7 @@ def read_completion(body: Any, tokenizer: Tokenizer) -> Asked:
         fields,
         prompts,
         tokenizer,
+        vocab_size,
         chat=False,
         most=fields.get("max_tokens"),
         top=fields.get("logprobs"),
@@ -200,6 +203,7 @@ def read_chat(body: Any, tokenizer: Tokenizer, vocab_size: int | None = None) ->
         fields,
         [(conversation.ids, "")],
         tokenizer,
+        vocab_size,
         chat=True,
         most=fields.get("max_completion_tokens", fields.get("max_tokens")),
         top=top if wanted else None,
@@ -227,6 +231,7 @@ def _asked(
     fields: _Fields,
     prompts: Sequence[tuple[list[int], str]],
     tokenizer: Tokenizer,
+    vocab_size: int | None,
     *,
     chat: bool,
     most: int | None,
@@ -251,17 +256,17 @@ def _asked(
     prompt_top = fields.get("prompt_logprobs")
     if prompt_top is not None and stream:
         raise ApiError(400, "prompt_logprobs is for whole answers; leave stream out", param="prompt_logprobs")
-    seed = fields.get("seed")
+    seed, named = fields.get("seed"), _named_stops(fields, tokenizer)
     return Asked(
         chat=chat,
         prompts=[ids for ids, _ in prompts],
         texts=[text for _, text in prompts],
         options={
             **_sampling(fields),
-            **_ends(fields, tokenizer),
+            **_ends(fields, tokenizer, named),
             **_grammar(fields),
             **_prediction(fields),
-            **({} if fields.get("skip_special_tokens") else {"shown_tokens": special_tokens(tokenizer)}),
+            **_shown(fields, tokenizer, vocab_size),
             **_scores([prompt_top, top if echo else None]),
             "max_new_tokens": most,
             "alternatives": _alternatives(top or 0),
@@ -276,6 +281,7 @@ def _asked(
         prompt_top=prompt_top,
         return_ids=fields.get("return_token_ids"),
         include_stop=fields.get("include_stop_str_in_output"),
+        named_stops={index: text for text, index in named.items()},
         tokens_as_ids=fields.get("return_tokens_as_token_ids"),
         name=fields.get("request_id"),
     )
@@ -308,14 +314,30 @@ def _sampling(fields: _Fields) -> dict[str, Any]:
     return {**found, "logit_bias": {int(key): float(bias) for key, bias in biases.items()}} if biases else found
 
 
-def _ends(fields: _Fields, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Reads what ends a text; stop strings that spell a special token become its id."""
-    stops, more = fields.get("stop", []), fields.get("stop_token_ids", [])
-    named: dict[str, int] = {}
-    for text in (stops := [stops] if isinstance(stops, str) else stops):
+def _shown(fields: _Fields, tokenizer: Tokenizer, vocab_size: int | None) -> dict[str, Any]:
+    """Reads whether special tokens are part of a text; then those that may come and do not end it."""
+    if fields.get("skip_special_tokens"):
+        return {}
+    ends = tokenizer.eos_token_ids if fields.get("ignore_eos") else ()
+    size = tokenizer.vocab_size if vocab_size is None else vocab_size
+    return {"shown_tokens": tuple(one for one in (*special_tokens(tokenizer), *ends) if one < size)}
+
+
+def _named_stops(fields: _Fields, tokenizer: Tokenizer) -> dict[str, int]:
+    """Returns the stop strings that spell a special token, with its id."""
+    stops = fields.get("stop", [])
+    named = {}
+    for text in [stops] if isinstance(stops, str) else stops:
         ids = tokenizer.encode(text, add_special_tokens=False)
         if len(ids) == 1 and tokenizer.is_special(ids[0]):
             named[text] = ids[0]
+    return named
+
+
+def _ends(fields: _Fields, tokenizer: Tokenizer, named: Mapping[str, int]) -> dict[str, Any]:
+    """Reads what ends a text; stop strings that spell a special token become its id."""
+    stops, more = fields.get("stop", []), fields.get("stop_token_ids", [])
+    stops = [stops] if isinstance(stops, str) else stops
     ignored = fields.get("ignore_eos")
     found: dict[str, Any] = {"stop": [text for text in stops if text not in named]} if stops else {}
     if more or named or ignored:

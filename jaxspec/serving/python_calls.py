@@ -8,7 +8,9 @@ from typing import Any
 from jaxspec.serving.calls import json_of, json_text
 
 _LONGEST = 256  # characters of a name
-_ARGUMENT = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=(.*)", re.DOTALL)
+# What a name of an argument may be; JSON allows any text.
+NAME = re.compile(r"[^\s=(),\"'\[\]{}]+")
+_ARGUMENT = re.compile(rf"\s*({NAME.pattern})\s*=(.*)", re.DOTALL)
 _OPENING, _CLOSING = "([{", ")]}"
 
 
@@ -63,7 +65,7 @@ class PythonCalls:
             self.done = True
         elif (char == "," and self.news) or char.isspace():
             pass
-        elif (char.isidentifier() and (self._listed or self._end)) or char == self._end[:1]:
+        elif ((char.isalnum() or char == "_") and (self._listed or self._end)) or char == self._end[:1]:
             self._text = char
         else:
             self._give_up()

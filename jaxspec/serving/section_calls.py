@@ -92,6 +92,11 @@ class SectionCalls:
                 self.done = True
         elif char == "{":
             self._open(self._text[:-1])
+        elif self._text.endswith(self._section.call_end):  # no arguments were written
+            self._open(self._text.removesuffix(self._section.call_end))
+            if not self.failed and self._value is not None:
+                self.news.append(("arguments", "}"))
+                self._value, self._awaits = None, "call"
         elif len(self._text) > _LONGEST:
             self._give_up()
 

@@ -125,6 +125,11 @@ _STRING: Mapping[str, Any] = {"type": "string"}
 INTEGER = Kind("an integer", is_int, {"type": "integer"}, whole)
 FLAG = Kind("true or false", lambda value: isinstance(value, bool), {"type": "boolean"})
 TEXT = Kind("a string", is_text, _STRING)
+_ID = Kind(
+    "a string of at most 128 printable characters",
+    lambda value: is_text(value) and len(value) <= 128 and value.isprintable(),
+    {"type": "string", "maxLength": 128},
+)
 OBJECT = Kind("an object", lambda value: isinstance(value, dict), {"type": "object"})
 TEXTS = Kind(
     "a string or a list of strings",
@@ -272,7 +277,7 @@ _SHARED: dict[str, Field] = {
     ),
     "return_token_ids": Field(FLAG, "Whether an answer has its token ids.", False),
     "return_tokens_as_token_ids": Field(FLAG, "Whether tokens with log-probabilities are named by their ids.", False),
-    "request_id": Field(TEXT, "The end of the answer's id."),
+    "request_id": Field(_ID, "The end of the answer's id."),
     "response_format": Field(OBJECT, "What the answer keeps to.", parts=RESPONSE_FORMAT),
     "structured_outputs": Field(OBJECT, "One grammar that the answer keeps to.", parts=STRUCTURED_OUTPUTS),
     "prediction": Field(OBJECT, "An expected answer, for a drafter that copies.", parts=PREDICTION),

@@ -85,7 +85,8 @@ class Arguments:
 
     def add(self, key: str, text: str, is_text: bool | None = None) -> None:
         """Adds an argument; `is_text` says whether it is a text, and without it the schema does."""
-        text = text.removeprefix("\n").removesuffix("\n")
+        if is_text is None:  # where the notation says what is text, it writes no lines around it
+            text = text.removeprefix("\n").removesuffix("\n")
         value = text if (self._is_text(key) if is_text is None else is_text) else _read(text)
         before = ", " if self._count else "{"
         self.news.append(("arguments", f"{before}{json.dumps(key)}: {json_text(value)}"))

@@ -24,6 +24,18 @@ def parsed(path: pathlib.Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@functools.cache
+def nodes(path: pathlib.Path) -> tuple[ast.AST, ...]:
+    """Returns all nodes of a file, which many tests look at: a walk takes as long as the parsing."""
+    return tuple(ast.walk(parsed(path)))
+
+
+@functools.cache
+def calls(path: pathlib.Path) -> tuple[tuple[str, ast.Call], ...]:
+    """Returns the calls of a file, each with the text of what is called."""
+    return tuple((ast.unparse(node.func), node) for node in nodes(path) if isinstance(node, ast.Call))
+
+
 def report(found, title="") -> None:
     """Fails with everything that was found."""
     lines = sorted(found)

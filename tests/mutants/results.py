@@ -69,8 +69,9 @@ def _imported(root: pathlib.Path, path: pathlib.Path) -> list[pathlib.Path]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("jaxspec.testing."):
-            names.append(ast.unparse(node))
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute | ast.Name):
+            dotted = ast.unparse(node)
+            names += [dotted] if dotted.startswith("jaxspec.testing.") else []
         elif isinstance(node, ast.ImportFrom) and node.module:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
     public = _public(root)

@@ -77,7 +77,7 @@ MUTANTS = (
     Mutant(
         "no token has ended a text",
         "serving/answers.py",
-        "return None if last in self.tokenizer.eos_token_ids else last",
+        "return self.asked.named_stops.get(last, None if last in self.tokenizer.eos_token_ids else last)",
         "return None",
         ("tests/serving/test_openapi.py::test_an_answer_says_what_has_ended_it",),
         slow=True,

@@ -12,6 +12,13 @@ _PARTS = f"{_READER}::test_texts_have_their_parts"
 
 MUTANTS = (
     Mutant(
+        "a prompt to continue loses the space at its end",
+        "checkpoints/chat_template.py",
+        "return text[:place] if text.startswith(_END, place) else text[:place].rstrip()",
+        "return text[:place].rstrip()",
+        ("tests/serving/test_conversation.py::test_the_last_message_may_be_continued",),
+    ),
+    Mutant(
         "the grammar does not begin after the thinking",
         "grammar/thinking.py",
         "np.where(to == thinking.over, start, ",

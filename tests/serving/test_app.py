@@ -73,6 +73,8 @@ WRONG = [
     (COMPLETIONS, {"prompt": "a", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     (COMPLETIONS, {"prompt": "a", "suffix": "b"}, "suffix"),
     (COMPLETIONS, {"prompt": "a", "stop": 3}, "stop"),
+    (COMPLETIONS, {"prompt": "a", "request_id": "\ud800"}, "request_id"),
+    (COMPLETIONS, {"prompt": "a", "request_id": 129 * "a"}, "request_id"),
     (COMPLETIONS, {"prompt": "a", "stop": [""]}, None),
     (COMPLETIONS, {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
     (COMPLETIONS, {"prompt": "a", "logit_bias": {"99999999": 1}}, None),
@@ -124,6 +126,9 @@ def test_the_text_of_an_end_token_is_a_stop_token(engine):
     name = tokenizer.decode([end], skip_special_tokens=False)
     asked = read_completion({"prompt": "a", "stop": ["x", name], "ignore_eos": True}, tokenizer)
     assert (asked.options["stop"], asked.options["stop_tokens"]) == (["x"], (end,))
+    assert asked.named_stops == {end: name}
+    shown = read_completion({"prompt": "a", "skip_special_tokens": False, "ignore_eos": True}, tokenizer, end + 1)
+    assert end in shown.options["shown_tokens"] and max(shown.options["shown_tokens"]) == end
 
 
 def test_errors_of_the_router_and_of_bodies_have_the_form_too(client):

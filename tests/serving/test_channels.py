@@ -20,6 +20,9 @@ CASES = [
     ("<|channel|>commentary to=functions.h <|constrain|>json<|message|>{}", ("", "{}", [])),
     ("<|channel|>analysis<|message|>cut <|en", ("cut <|en", "", [])),
     ("<|channel|>final", ("", "", [])),
+    ("<|channel|>" + 600 * "a", ("", "<|channel|>" + 600 * "a", [])),  # a mark that opens no header
+    (80 * "<|start|>", ("", 24 * "<|start|>", [])),
+    ("t", ("", "t", [])),
     ("the sea", ("", "the sea", [])),
     ("", ("", "", [])),
 ]

@@ -347,6 +347,9 @@ def test_optional_arguments_in_python_s_notation_have_commas_between_them():
     host = follower(read(tokenizer, tools=[{"function": function}], tool_choice="required").options["grammar"])
     texts = {"[f()]": False, "[f(a=1)]": False, "[f(b=1)]": True, "[f(b=1, a=2)]": True, "[f(b=1, )]": False}
     assert {text: takes(host, text) for text in texts} == texts
+    function["parameters"] = {"type": "object", "properties": {"a b": {}}}
+    with pytest.raises(ApiError, match="Python's notation, which has no argument 'a b'"):
+        read(tokenizer, tools=[{"function": function}], tool_choice="required")
 
 
 CHANNELS = "tools <|start|>assistant<|channel|>final<|message|>"

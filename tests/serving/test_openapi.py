@@ -114,7 +114,7 @@ def test_answers_have_the_form_of_the_document(client):
 
 
 @pytest.mark.slow
-def test_an_answer_says_what_has_ended_it(client):
+def test_an_answer_says_what_has_ended_it(client, engine):
     """The stop string or the token of the request, as vLLM's; none for the model's own end or the limit."""
     body = {"prompt": "the sea", "temperature": 0, "max_tokens": 8}
     whole = {**body, "ignore_eos": True, "return_token_ids": True}
@@ -137,6 +137,12 @@ def test_an_answer_says_what_has_ended_it(client):
     parts = client.post("/v1/completions", json={**given, "stream": True}).text.split("\n\n")[:-2]
     pieces = [json.loads(one.removeprefix("data: "))["choices"][0]["text"] for one in parts]
     assert "".join(pieces) == found["choices"][0]["text"]
+    tokenizer = engine.decoder.tokenizer
+    end = tokenizer.eos_token_ids[0]
+    name = tokenizer.decode([end], skip_special_tokens=False)
+    more = {"stop": [name], "include_stop_str_in_output": True, "logit_bias": {str(end): 1000.0}}
+    choice = client.post("/v1/completions", json={**body, **more}).json()["choices"][0]
+    assert (choice["text"], choice["stop_reason"]) == (name, name)
     timed = client.post("/v1/completions", json={**whole, "max_tokens": 40}).json()["metrics"]
     assert timed["queue_time_ms"] >= 0 and timed["mean_itl_ms"] > 0
 

@@ -135,17 +135,17 @@ CASES = [
     (
         "DeepSeek V3.2",
         '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n'
-        '<｜DSML｜parameter name="a" string="true">5</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="a" string="true">5\n</｜DSML｜parameter>\n'
         '<｜DSML｜parameter name="text" string="false">[5]</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
         '<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
-        ("", "", [("f", '{"a": "5", "text": [5]}'), ("g", "{}")]),
+        ("", "", [("f", '{"a": "5\\n", "text": [5]}'), ("g", "{}")]),
     ),
     (
         "Kimi K2",
         'See.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}'
         "<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
-        "<|tool_calls_section_end|>",
-        ("", "See.", [("f", '{"a": 1}'), ("g", "{}")]),
+        "<|tool_call_begin|>functions.g:2<|tool_call_argument_begin|><|tool_call_end|><|tool_calls_section_end|>",
+        ("", "See.", [("f", '{"a": 1}'), ("g", "{}"), ("g", "{}")]),
     ),
     (
         "GLM",
@@ -187,6 +187,7 @@ CASES = [
         ("", "", [("f", '{"text": "it\'s (a)", "n": -1.5, "deep": {"x": [true, null]}, "flag": true}'), ("g", "{}")]),
     ),
     ("Python", "<|python_start|>[g()]<|python_end|>", ("", "", [("g", "{}")])),
+    ("Python", "[f(user-id=1, é='a')]", ("", "", [("f", '{"user-id": 1, "é": "a"}')])),
     ("Python", "[1] is a list", ("", "[1] is a list", [])),
     ("Python", "[h()]", ("", "[h()]", [])),
     ("Python", "[f(1)]", ("", "[f(1)]", [])),
