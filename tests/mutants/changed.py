@@ -20,7 +20,8 @@ _IMPORTS = (ast.Import, ast.ImportFrom)
 class Definition:
     """One function, method, class without its methods, or other statement of a module.
 
-    `meaning` is what it says without comments, docstrings and layout: equal for the same definition in another place.
+    `meaning` is what it says without comments, docstrings, layout and marks of slow tests: equal for the same one
+    in another place.
     """
 
     name: str
@@ -107,9 +108,35 @@ def _definition(node: ast.stmt, above: str = "") -> Definition:
     return Definition(dotted, f"{above} {ast.dump(_bare(node))}", first, node.end_lineno or first)
 
 
+class _Unmarked(ast.NodeTransformer):
+    """Removes what says that tests are slow: they are the same tests where they run elsewhere."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.func, ast.Attribute) or node.func.attr != "param":
+            return node
+        node.keywords = [each for each in node.keywords if each.arg != "marks" or "slow" not in ast.unparse(each.value)]
+        if node.keywords or not node.args:
+            return node
+        return node.args[0] if len(node.args) == 1 else ast.Tuple(node.args, ast.Load())
+
+    def _decorated(self, node: ast.stmt) -> ast.stmt:
+        self.generic_visit(node)
+        node.decorator_list = [each for each in node.decorator_list if ast.unparse(each) != "pytest.mark.slow"]
+        if isinstance(node, ast.ClassDef):
+            node.body = [each for each in node.body if not _names_slow_tests(each)]
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _decorated
+
+
+def _names_slow_tests(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("quick_tests", "slow_tests", "long_cases")
+
+
 def _bare(node: ast.stmt) -> ast.stmt:
-    """Returns a copy without docstrings, and of a class without its methods."""
-    node = copy.deepcopy(node)
+    """Returns a copy without docstrings and marks of slow tests, and of a class without its methods."""
+    node = _Unmarked().visit(copy.deepcopy(node))
     for each in ast.walk(node):
         if isinstance(each, (ast.ClassDef, *_FUNCTIONS)):
             each.body = [part for part in each.body if not _is_text(part)]

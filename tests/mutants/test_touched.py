@@ -163,3 +163,27 @@ def test_on_main_a_merge_counts_as_one_commit(tmp_path):
     """
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "3"  # merge, 12, 11 ... 4 are the ten
+
+
+def test_a_test_that_became_slow_is_the_same_test():
+    quick = """
+class TestContract(Contract):
+    quick_tests = ("test_b",)
+    def test_b(self): pass
+
+@pytest.mark.parametrize("case", ["a", (1, 2), pytest.param("c", id="c")])
+def test_a(case): pass
+"""
+    slow = """
+class TestContract(Contract):
+    @pytest.mark.slow
+    def test_b(self): pass
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", ["a", pytest.param(1, 2, marks=pytest.mark.slow), pytest.param("c", id="c", marks=[pytest.mark.slow])]
+)
+def test_a(case): pass
+"""
+    meanings = [{each.meaning for each in changed.definitions(source)} for source in (quick, slow)]
+    assert meanings[0] == meanings[1] != {each.meaning for each in changed.definitions(slow.replace("(1, 2", "(1, 3"))}
