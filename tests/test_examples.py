@@ -13,7 +13,9 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 # Those that run the loop, and others that compile much: what they show is also tested elsewhere.
-LOOP = re.compile(r"evaluate\(|generate\(|stream\(|step\(|jaxspec\.init\(|shard_models\(")
+LOOP = re.compile(
+    r"evaluate\(|generate\(|stream\(|step\(|jaxspec\.init\(|shard_models\(|score\(|Engine\(|slots\(|acceptance\("
+)
 SLOW = {
     *("heads.DFlashHead", "heads.EagleHead", "heads.MedusaHead", "contrib.TandemHead"),
     *("contrib.tandem.TandemRecipe", "load_head", "nn.KVEntries", "training.train"),

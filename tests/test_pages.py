@@ -18,6 +18,7 @@ DOCS = pathlib.Path(__file__).parents[1] / "docs"
 NOT_RUN = {"guides/hosts.md", "guides/serving.md"}
 CLASSES = {"guides/your-drafter.md", "guides/your-verifier.md"}  # run below
 SLOW = {
+    "guides/drafters.md",
     "guides/answers.md",
     "guides/checkpoints.md",
     "guides/grammars.md",

@@ -44,6 +44,7 @@ def check(found: list[Outcome]) -> None:
     assert len(unnamed) <= (1 - NAMED) * len(refused), "\n".join(map(str, unnamed[:50]))
 
 
+@pytest.mark.slow
 def test_damaged_files():
     found = read(*(f"{name}:0:{QUICK}" for name in QUICK_FORMATS))
     assert len(found) == QUICK * len(QUICK_FORMATS)

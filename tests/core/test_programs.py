@@ -72,6 +72,7 @@ def test_the_programs_used_longest_ago_are_dropped(messages, all_cleared):
     assert process.find(7) is not found[7] and not all_cleared
 
 
+@pytest.mark.slow
 def test_later_drops_are_no_warnings(caplog):
     process = Process()
     with caplog.at_level("INFO", "jaxspec"):

@@ -59,6 +59,7 @@ def test_a_row_alone_is_the_row_in_the_batch(together, row):
     assert alone.stats.rounds[0] == together.stats.rounds[row]
 
 
+@pytest.mark.slow
 def test_order_and_neighbors_do_not_matter(together):
     order = [3, 3, 0, 4, 1]
     moved = generate(order)

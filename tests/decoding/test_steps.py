@@ -79,6 +79,7 @@ def test_a_finished_state_does_not_change(whole):
     same(jaxspec.finish(after), whole)
 
 
+@pytest.mark.slow
 def test_finish_may_come_early(whole):
     state, info = jaxspec.jit_step()(TARGET, DRAFTER, VERIFIER, jaxspec.init(TARGET, DRAFTER, PROMPT, **options()))
     partial = jaxspec.finish(state)

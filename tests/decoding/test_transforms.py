@@ -42,9 +42,8 @@ def test_scan(one_by_one):
     np.testing.assert_array_equal(found, one_by_one)
 
 
-@pytest.mark.parametrize(
-    "wrap", [pytest.param(lambda f: f, id="alone", marks=pytest.mark.slow), pytest.param(jax.jit, id="under jit")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("wrap", [pytest.param(lambda f: f, id="alone"), pytest.param(jax.jit, id="under jit")])
 def test_vmap_over_keys_is_a_loop_over_keys(one_by_one, wrap):
     result = wrap(jax.vmap(generate))(KEYS)
     np.testing.assert_array_equal(result.tokens, one_by_one)

@@ -16,10 +16,8 @@ RECORDED = pathlib.Path(__file__).parent / "tokens.json"
 SLOW_TESTS = pathlib.Path(__file__).parents[2] / ".ci" / "slow_tests"
 QUICK = (
     "none | default | greedy",
-    "model, adaptive | default | sampled",
     "suffix | default | greedy",
     "hybrid | traversal | sampled",
-    "tree, without replacement | tree | sampled",
 )
 CASES = {name: case for name, *case in token_cases.cases()}
 

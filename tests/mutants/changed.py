@@ -14,6 +14,8 @@ import subprocess
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)
+# What says where tests run: names of classes, and of modules.
+_WHERE = {"quick_tests", "slow_tests", "long_cases", "QUICK", "SLOW"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,7 @@ def definitions(source: str) -> list[Definition]:
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef):
             found += [_definition(each, node.name) for each in node.body if isinstance(each, _FUNCTIONS)]
-        if not _only_imports(node) and not _is_text(node):
+        if not _only_imports(node) and not _is_text(node) and not _names_slow_tests(node):
             found.append(_definition(node))
     return found
 
@@ -131,7 +133,7 @@ class _Unmarked(ast.NodeTransformer):
 
 
 def _names_slow_tests(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("quick_tests", "slow_tests", "long_cases")
+    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in _WHERE
 
 
 def _bare(node: ast.stmt) -> ast.stmt:

@@ -14,6 +14,7 @@ MUTANTS = (
         "parts = math.gcd(vocab, _PARTS)",
         "parts = 1",
         (f"{_MOVED}[drawn tree, recursive]",),
+        slow=True,
     ),
     Mutant(
         "a head's product over the target's states is whole on every device",
@@ -27,7 +28,7 @@ MUTANTS = (
         "sharding/placement.py",
         'self.constrain(logits, ("batch", None, "vocab"))',
         'self.constrain(logits, ("batch", None, None))',
-        (f"{_MOVED}[plain]",),
+        (f"{_MOVED}[n-gram, token]",),
     ),
     Mutant(
         "of equal weights a later part's is taken for the first",

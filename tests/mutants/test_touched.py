@@ -175,6 +175,7 @@ class TestContract(Contract):
 def test_a(case): pass
 """
     slow = """
+QUICK = (1, 2)
 class TestContract(Contract):
     @pytest.mark.slow
     def test_b(self): pass

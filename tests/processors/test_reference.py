@@ -81,6 +81,7 @@ def test_it_is_that_of_transformers(kind):
         )
 
 
+@pytest.mark.slow
 def test_it_is_the_arithmetic_of_vllm():
     """`apply_penalties` of vLLM: repetition over prompt and output, then frequency, then presence of the output."""
     for rng, prompt, new, logits in random_cases(300):

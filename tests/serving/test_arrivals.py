@@ -51,6 +51,7 @@ def check(engine, alone, asked, *, exact=False):
     assert cancelled or len(asked) < MANY
 
 
+@pytest.mark.slow
 def test_few_requests_have_the_results_of_lone_calls():
     engine, alone = start(TARGET, "ngram", 2, k=2)
     check(engine, alone, requests(12, kinds=("greedy", "stop strings")))

@@ -179,6 +179,7 @@ def test_rows_of_a_batch_have_the_scores_of_their_prompt_and_the_width_of_the_lo
     budget.check(1, target.vocab_size)
 
 
+@pytest.mark.slow
 def test_a_batch_is_completed_in_memory_too(engine):
     found = list(jaxspec.complete(engine, [{"custom_id": "a", **BATCH[0]}, "the sea"], **OPTIONS))
     assert found[0]["response"]["status_code"] == 200 and len(found[1].token_ids) == 5

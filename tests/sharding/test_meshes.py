@@ -76,8 +76,8 @@ def drafters(draft):
 
 NAMED = drafters(DRAFT)
 # The others draw, look up and reduce distributions in the same few ways.
-FIRST = ("plain", "drawn tree, recursive")
-ALL = [pytest.param(name, marks=[] if name in FIRST else [pytest.mark.slow]) for name in NAMED]
+QUICK = ("n-gram, token",)
+ALL = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in NAMED]
 
 
 @functools.cache

@@ -256,6 +256,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     assert _files(tmp_path) == _files(whole)
 
 
+@pytest.mark.slow
 def test_a_damaged_shard_is_found_and_made_again(tmp_path, made, target, prompts, exclude):
     whole, _ = made
     for name, content in _files(whole).items():

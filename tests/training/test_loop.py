@@ -65,6 +65,7 @@ def test_what_a_run_leaves(run):
     assert not drawn or (out / "loss.svg").read_text().startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is(run, target):
     trained, out = run
     again = train(Bigrams(), target, DATA, OPTIONS, out, quiet=True)

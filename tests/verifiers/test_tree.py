@@ -14,7 +14,7 @@ from jaxspec.verifiers.tree_walk import DraftTree
 class TestContract(TreeVerifierContract):
     verifier = TreeVerifier()
     rule = certain_rule = staticmethod(walk_rule(descend))
-    slow_tests = (*TreeVerifierContract.slow_tests, *DISTRIBUTION)
+    slow_tests = (*TreeVerifierContract.slow_tests, *DISTRIBUTION, "test_each_row_may_have_a_tree_of_its_own")
 
 
 @pytest.mark.slow

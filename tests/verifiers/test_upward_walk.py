@@ -113,6 +113,7 @@ def after(accepted):
     )
 
 
+@pytest.mark.slow
 def test_on_a_chain_the_tokens_are_those_of_block_verification():
     """With the real keys, in float32, drafts withheld and excluded."""
     rows, k, vocab = 1000, 4, 12
