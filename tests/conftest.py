@@ -18,6 +18,7 @@ import pytest
 from tests._fixtures import fast_compiles, typecheck
 
 jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_traceback_in_locations_limit", 0)  # a seventeenth of the time goes into places of operations
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Set here so that it holds for programs compiled on import too; `pytest_runtest_setup` sets it for each test.

@@ -26,6 +26,7 @@ MUTANTS = (
         "edges.children(offset, tokens, kept, path, ",
         "edges.children(offset - 1, tokens, kept, path, ",
         (_QUICK,),
+        slow=True,
     ),
     Mutant(
         "a tree's nodes follow the tokens that stand elsewhere",
@@ -33,6 +34,7 @@ MUTANTS = (
         "head.corrected(target, kept, place, tokens, ",
         "head.corrected(target, kept, place, tokens[:, ::-1], ",
         (_QUICK,),
+        slow=True,
     ),
     Mutant(
         "what a correction keeps goes to the nodes at the same index instead of the children",
@@ -129,6 +131,7 @@ MUTANTS = (
         "before = before_positions[:, None] < starts[..., None]",
         "before = before_positions[:, None] <= starts[..., None]",
         (_LOSS,),
+        slow=True,
     ),
     Mutant(
         "blocks of one text see each other in training",
@@ -136,6 +139,7 @@ MUTANTS = (
         "same = place[:, None] // size == place[None] // size",
         "same = place[:, None] // size >= place[None] // size",
         (_LOSS,),
+        slow=True,
     ),
     Mutant(
         "a block learns the distributions of one token later",
@@ -143,6 +147,7 @@ MUTANTS = (
         "at = jnp.minimum(_places(anchors, drafts),",
         "at = jnp.minimum(_places(anchors + 1, drafts),",
         (_LOSS,),
+        slow=True,
     ),
     Mutant(
         "a recurrent Markov head forgets what it kept",

@@ -43,6 +43,7 @@ MUTANTS = (
         "waiting + verdict.appended(context))",
         "waiting + verdict.accepted + 1)",
         (_ENDED,),
+        slow=True,
     ),
     Mutant(
         "the states of a row that has ended are pushed out by those of the others",
@@ -50,6 +51,7 @@ MUTANTS = (
         "left = jnp.where(context.done[:, None, None], state.features, left)",
         "left = left + 0",
         (_ENDED,),
+        slow=True,
     ),
     Mutant(
         "nothing is taken in before there is no room",
@@ -72,6 +74,7 @@ MUTANTS = (
         "index <= self.places[..., None]",
         "index <= self.places[..., None] + 1",
         (_STEPS,),
+        slow=True,
     ),
     Mutant(
         "a chain in training does not see its own steps",
@@ -79,6 +82,7 @@ MUTANTS = (
         "own = (*own, self._keys_and_values(inputs, positions))",
         "own = (self._keys_and_values(inputs, positions),)",
         (_STEPS,),
+        slow=True,
     ),
     Mutant(
         "a step learns the distribution of the token before",
@@ -86,6 +90,7 @@ MUTANTS = (
         "at_places(log_probs, at - 1)",
         "at_places(log_probs, at - 2)",
         (_STEPS,),
+        slow=True,
     ),
     Mutant(
         "d2t is read as ids and not as what to add",
