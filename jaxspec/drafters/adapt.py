@@ -20,6 +20,8 @@ MOST = 8
 # The share of a head's drafts that is assumed to be accepted, and the share of plain decoding's time that the drafts
 # must save for the head to be worth using.
 _ACCEPTED, _WORTH = 0.6, 0.1
+# By how much a pass over four drafts must be slower than one over a single draft for that one to be worth compiling.
+_SLOWER = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +146,8 @@ def spare(drafter: Drafter, target: Model, longest: int | None = None, *, batch:
 def for_rows(drafter: Drafter, target: Model, batch: int) -> Drafter:
     """Returns the drafter with the costs of rounds of this many rows, if its own are those that `adapt` found for one.
 
-    Costs are traced, so the result runs in the same programs. A drafter with other costs, or without, is returned
-    unchanged.
+    So many rows may also have shorter lengths. The longest is the same, and so are the shapes of states. A drafter with
+    other costs, or without, is returned unchanged.
 
     Args:
       drafter: any drafter.
@@ -155,9 +157,9 @@ def for_rows(drafter: Drafter, target: Model, batch: int) -> Drafter:
     Example:
         >>> from jaxspec.drafters.adapt import adapt, for_rows
         >>> drafter = adapt(jaxspec.NGramDrafter(), target)
-        >>> more = for_rows(drafter, target, batch=16).k.costs
-        >>> bool((jnp.asarray(more) >= jnp.asarray(drafter.k.costs)).all())
-        True
+        >>> more = for_rows(drafter, target, batch=16).k
+        >>> bool(more.costs[-1] >= drafter.k.costs[-1]), more.lengths[-1] == drafter.k.lengths[-1]
+        (True, True)
     """
     lookup, model = halves(drafter)
     halved = [model] if lookup is None else [model, lookup]
@@ -203,10 +205,22 @@ def _adaptive(drafter: Drafter, target: Model, longest: int | None, batch: int) 
     return Adaptive(costs, lengths)
 
 
+def _lengths(target: Model, longest: int, batch: int) -> tuple[int, ...]:
+    """Returns the usual lengths; where wider passes are much slower, 1 takes the place of the second longest.
+
+    The longest stays: it fixes the shapes of states, which rows keep when their batch becomes larger or smaller.
+    """
+    lengths = validate.draft_lengths(longest)
+    model = CostModel(target, batch)
+    if longest < 2 or model.widened(target, 5) < _SLOWER * model.widened(target, 2):
+        return lengths
+    return (0, 1, *(lengths[1:] if len(lengths) < 4 else (*lengths[1:-2], longest)))
+
+
 def _costs(
     drafter: Drafter, target: Model, longest: int | None, batch: int
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Returns the lengths to compile for, and the time of a round of each."""
-    lengths = validate.draft_lengths(longest or (drafter.max_drafts if drafter.info.bounded_by_heads else MOST))
+    lengths = _lengths(target, longest or (drafter.max_drafts if drafter.info.bounded_by_heads else MOST), batch)
     costs = saved_costs(target, drafter, lengths, batch=batch) or estimate_costs(target, drafter, lengths, batch=batch)
     return lengths, rising(costs)

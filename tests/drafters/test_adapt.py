@@ -198,12 +198,30 @@ def test_a_damaged_file_of_costs_holds_nothing_and_is_named(damage, said, messag
     assert saved_costs(TARGET, drafter, LENGTHS) == (2.0,) * len(LENGTHS)
 
 
+def test_where_more_tokens_are_dear_one_draft_is_a_choice():
+    """On a CPU, a pass over the drafts of several rows is bound by arithmetic; a single row's reads the weights."""
+    native = jaxspec.native_kernels(tiny.transformer(0))
+    one, two, four = (adapt(jaxspec.NGramDrafter(), native, batch=batch).k for batch in (1, 2, 4))
+    assert one.lengths == two.lengths == (0, 2, 4, 8) and four.lengths == (0, 1, 2, 8)
+    assert [adapt(jaxspec.NGramDrafter(), native, longest, batch=4).k.lengths for longest in (1, 2, 3, 16)] == [
+        (0, 1),
+        (0, 1, 2),
+        (0, 1, 2, 3),
+        (0, 1, 2, 4, 16),
+    ]
+
+
 def test_costs_follow_the_number_of_rows_unless_they_are_the_user_s():
     drafters = jaxspec.NGramDrafter(), jaxspec.HybridDrafter(jaxspec.NGramDrafter(), jaxspec.EagleDrafter(HEAD))
     for drafter in drafters:
         one, many = (adapt(drafter, TARGET, batch=batch) for batch in (1, 16))
         found = for_rows(one, TARGET, 16)
-        assert jax.tree.structure(found) == jax.tree.structure(one)
+        assert jax.tree.structure(found) == jax.tree.structure(many) and found.max_drafts == one.max_drafts
+        states = [
+            jax.eval_shape(lambda each=each: jaxspec.init(TARGET, each, PROMPT, max_new_tokens=8))
+            for each in (one, found)
+        ]
+        assert states[0] == states[1]  # a row goes from one to the other
         assert [np.asarray(x).tolist() for x in jax.tree.leaves(found)] == [
             np.asarray(x).tolist() for x in jax.tree.leaves(many)
         ]

@@ -13,6 +13,13 @@ MUTANTS = (
         (f"{_ADAPTING}::test_measured_costs_come_before_estimates",),
     ),
     Mutant(
+        "several rows never draft one token",
+        "drafters/adapt.py",
+        "if longest < 2 or model.widened",
+        "if longest < 99 or model.widened",
+        (f"{_ADAPTING}::test_where_more_tokens_are_dear_one_draft_is_a_choice",),
+    ),
+    Mutant(
         "costs measured with another batch are taken",
         "drafters/cost_file.py",
         '"batch": batch,',
