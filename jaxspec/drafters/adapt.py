@@ -146,7 +146,7 @@ def spare(drafter: Drafter, target: Model, longest: int | None = None, *, batch:
 def for_rows(drafter: Drafter, target: Model, batch: int) -> Drafter:
     """Returns the drafter with the costs of rounds of this many rows, if its own are those that `adapt` found for one.
 
-    So many rows may also have shorter lengths. The longest is the same, and so are the shapes of states. A drafter with
+    For several rows, lengths may be shorter. The longest is the same, and so are the shapes of states. A drafter with
     other costs, or without, is returned unchanged.
 
     Args:
