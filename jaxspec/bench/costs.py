@@ -141,8 +141,9 @@ def keep_costs(setting: Setting, *, tell: Callable[[str], None] = lambda _: None
         loaded = load_drafter(name, target, target_name=setting.model, dtype=dtype)
         for drafter, batch in itertools.product(halves(loaded), setting.batches):
             if drafter is not None and (length := draft_length_of(drafter)) is not None:
-                tell(f"what rounds of {name} cost at {length.lengths}, batch {batch}")
+                lengths = tuple(sorted({*length.lengths, 1}))  # several rows may choose a single draft
+                tell(f"what rounds of {name} cost at {lengths}, batch {batch}")
                 jax.clear_caches()
-                costs = measure_costs(target, drafter, length.lengths, batch=batch, text=_TEXT, sampling=policy)
-                save_costs(target, drafter, dict(zip(length.lengths, costs, strict=True)), batch=batch)
+                costs = measure_costs(target, drafter, lengths, batch=batch, text=_TEXT, sampling=policy)
+                save_costs(target, drafter, dict(zip(lengths, costs, strict=True)), batch=batch)
     return cost_file()

@@ -206,7 +206,7 @@ def _adaptive(drafter: Drafter, target: Model, longest: int | None, batch: int) 
 
 
 def _lengths(target: Model, longest: int, batch: int) -> tuple[int, ...]:
-    """Returns the usual lengths; where wider passes are much slower, 1 takes the place of the second longest.
+    """Returns the usual lengths; where wider passes are much slower, with 1 and, of four or more, no second longest.
 
     The longest stays: it fixes the shapes of states, which rows keep when their batch becomes larger or smaller.
     """
@@ -221,6 +221,9 @@ def _costs(
     drafter: Drafter, target: Model, longest: int | None, batch: int
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Returns the lengths to compile for, and the time of a round of each."""
-    lengths = _lengths(target, longest or (drafter.max_drafts if drafter.info.bounded_by_heads else MOST), batch)
-    costs = saved_costs(target, drafter, lengths, batch=batch) or estimate_costs(target, drafter, lengths, batch=batch)
-    return lengths, rising(costs)
+    longest = longest or (drafter.max_drafts if drafter.info.bounded_by_heads else MOST)
+    lengths = _lengths(target, longest, batch)
+    for measured in (lengths, validate.draft_lengths(longest)):
+        if costs := saved_costs(target, drafter, measured, batch=batch):
+            return measured, rising(costs)
+    return lengths, rising(estimate_costs(target, drafter, lengths, batch=batch))

@@ -114,7 +114,7 @@ def properties_of(schema: dict[str, Any], names: Names) -> dict[str, Any]:
         return {"patternProperties": {names.expression(): rest}, "additionalProperties": False}
     implied = () if named is None or "additionalProperties" in schema else schema.get("required", ())
     others = names.listed if names.listed is not None and (named is None or is_open) else ()
-    found = dict.fromkeys(others, rest) | dict.fromkeys(implied, True) | (named or {})
+    found = dict.fromkeys(others, rest) | dict.fromkeys(implied, rest) | (named or {})
     order = dict.fromkeys([*(named or ()), *implied, *others])
     return {"properties": {name: found[name] for name in order if names.has(name)}, "additionalProperties": False}
 
@@ -130,7 +130,8 @@ def _of_one(schema: Any, inlined: Callable[[Any], list[Any]]) -> Names:
     expressions = [schema["pattern"]] if "pattern" in schema else []
     if "format" in schema and not (expressions and schema["format"] not in KNOWN):  # a pattern says what it means
         if schema["format"] not in _FORMATS:
-            raise NotFollowedError(f"names of the format {schema['format']!r:.40} are not followed; write a pattern")
+            mend = "leave the format out" if expressions else "write a pattern"
+            raise NotFollowedError(f"names of the format {schema['format']!r:.40} are not followed; {mend}")
         expressions.append(_FORMATS[schema["format"]])
     if schema.get("minLength") or "maxLength" in schema:
         expressions.append(f"^{_ANY}{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}$")

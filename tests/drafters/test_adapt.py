@@ -209,6 +209,12 @@ def test_where_more_tokens_are_dear_one_draft_is_a_choice():
         (0, 1, 2, 3),
         (0, 1, 2, 4, 16),
     ]
+    for lengths, costs in (LENGTHS, [1.0, 1.1, 1.2, 1.3]), ((0, 1, 2, 8), [1.0, 1.05, 1.1, 1.3]):
+        found = dict(zip(LENGTHS, [1.0, 1.1, 1.2, 1.3], strict=True)) | dict(zip(lengths, costs, strict=True))
+        save_costs(native, jaxspec.NGramDrafter(), found, batch=4)  # as earlier versions did, then with one draft
+        measured = adapt(jaxspec.NGramDrafter(), native, batch=4).k
+        assert measured.lengths == lengths
+        np.testing.assert_allclose(measured.costs, costs)
 
 
 def test_costs_follow_the_number_of_rows_unless_they_are_the_user_s():

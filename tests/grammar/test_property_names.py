@@ -62,6 +62,10 @@ def test_names_are_those_of_the_judge(names):
     ("schema", "problem"),
     [
         ({"propertyNames": {"oneOf": [{"const": "a"}]}}, "it has oneOf"),
+        (
+            {"propertyNames": {"format": "uri", "pattern": "^h"}},
+            "names of the format 'uri' are not followed; leave the",
+        ),
         ({"propertyNames": {"format": "ipv6"}}, "names of the format 'ipv6' are not followed; write a pattern"),
         ({"propertyNames": {"pattern": "^a|b$", "maxLength": 3}}, "several of its conditions hold for one name; write"),
         ({"propertyNames": {"pattern": "^[a]+$", "minLength": 3, "maxLength": 2}}, "no name has such a length"),
@@ -91,6 +95,9 @@ def test_names_that_cannot_be_followed_are_named(schema, problem):
 def test_values_of_names_keep_to_what_remains():
     schema = {"propertyNames": {"minLength": 2}, "unevaluatedProperties": {"type": "integer"}}
     assert accepts(schema, '{"ab":1}') and not accepts(schema, '{"ab":"a"}')
+    schema = {"properties": {"a": {}}, "required": ["b"], "unevaluatedProperties": {"type": "integer"}}
+    schema["propertyNames"] = {"maxLength": 2}
+    assert accepts(schema, '{"b":1}') and not accepts(schema, '{"b":"a"}')
 
 
 def test_names_that_are_only_required_may_come():

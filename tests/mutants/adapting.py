@@ -8,8 +8,8 @@ MUTANTS = (
     Mutant(
         "measured costs are kept and not looked at",
         "drafters/adapt.py",
-        "costs = saved_costs(target, drafter, lengths, batch=batch) or estimate_costs",
-        "costs = estimate_costs",
+        "if costs := saved_costs(target, drafter, measured, batch=batch):",
+        "if costs := None:",
         (f"{_ADAPTING}::test_measured_costs_come_before_estimates",),
     ),
     Mutant(
