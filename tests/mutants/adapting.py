@@ -20,6 +20,13 @@ MUTANTS = (
         (f"{_ADAPTING}::test_where_more_tokens_are_dear_one_draft_is_a_choice",),
     ),
     Mutant(
+        "plan measures the lengths of one row alone",
+        "bench/costs.py",
+        "{*length.lengths, 1}",
+        "{*length.lengths}",
+        ("tests/bench/test_costs.py::test_costs_of_several_rows_are_kept_for_the_lengths_that_those_choose_from",),
+    ),
+    Mutant(
         "costs measured with another batch are taken",
         "drafters/cost_file.py",
         '"batch": batch,',
