@@ -49,6 +49,16 @@ def _callers(calls: int) -> int:
     return jax.jit(lambda x: x + 1).trace(jnp.zeros(3)).lower().as_text(debug_info=True).count("callsite(")
 
 
+@pytest.fixture
+def all_callers():
+    """As programs of users have them; those of tests have none (`conftest`)."""
+    own = jax.config.jax_traceback_in_locations_limit
+    jax.config.update("jax_traceback_in_locations_limit", -1)
+    yield
+    jax.config.update("jax_traceback_in_locations_limit", own)
+
+
+@pytest.mark.usefixtures("all_callers")
 def test_few_callers_are_remembered():
     """The TPU compiler takes hours over those of a deep stack."""
     before = jax.config.jax_traceback_in_locations_limit
