@@ -58,7 +58,7 @@ class Asked:
       include_stop: whether a text ends with the stop string that cut it.
       named_stops: the stop strings that spell a special token, by its id.
       tokens_as_ids: whether tokens with log-probabilities are named by their ids.
-      name: the end of the answer's id; `None` draws one.
+      name: the end of the answer's id; a random one for `None`.
 
     Example:
         >>> from jaxspec.serving.fields import Asked

@@ -80,7 +80,6 @@ def whole_and_resumed(model, tokens, cache, layers, options):
     return model(tokens, cache, **options), model.resume(partial, cache, **options)
 
 
-@pytest.mark.slow
 def test_a_resumed_pass_is_the_whole_one():
     """Chains and trees, and where it stopped does not matter."""
     model = tiny.transformer(2, layers=LAYERS, windows=(None, 2, None))

@@ -64,7 +64,7 @@ class TestWithReplacement(TreeDrafterContract):
 class TestTransformer(TreeDrafterContract):
     """Real keys and values, with a window that the tree's depth crosses."""
 
-    quick_tests = ()
+    quick_tests = DRAFTS_TEST
     model = tiny.transformer(1, windows=(3,))
     drafter = TreeDrafter(model, Tree.balanced((2, 2, 1)), WithoutReplacement())
     sees_every_acceptance = False

@@ -26,7 +26,6 @@ MUTANTS = (
         "edges.children(offset, tokens, kept, path, ",
         "edges.children(offset - 1, tokens, kept, path, ",
         (_QUICK,),
-        slow=True,
     ),
     Mutant(
         "a tree's nodes follow the tokens that stand elsewhere",
@@ -34,7 +33,6 @@ MUTANTS = (
         "head.corrected(target, kept, place, tokens, ",
         "head.corrected(target, kept, place, tokens[:, ::-1], ",
         (_QUICK,),
-        slow=True,
     ),
     Mutant(
         "what a correction keeps goes to the nodes at the same index instead of the children",
@@ -131,7 +129,6 @@ MUTANTS = (
         "before = before_positions[:, None] < starts[..., None]",
         "before = before_positions[:, None] <= starts[..., None]",
         (_LOSS,),
-        slow=True,
     ),
     Mutant(
         "blocks of one text see each other in training",
@@ -139,7 +136,6 @@ MUTANTS = (
         "same = place[:, None] // size == place[None] // size",
         "same = place[:, None] // size >= place[None] // size",
         (_LOSS,),
-        slow=True,
     ),
     Mutant(
         "a block learns the distributions of one token later",
@@ -147,7 +143,6 @@ MUTANTS = (
         "at = jnp.minimum(_places(anchors, drafts),",
         "at = jnp.minimum(_places(anchors + 1, drafts),",
         (_LOSS,),
-        slow=True,
     ),
     Mutant(
         "a recurrent Markov head forgets what it kept",

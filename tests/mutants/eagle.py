@@ -43,7 +43,6 @@ MUTANTS = (
         "waiting + verdict.appended(context))",
         "waiting + verdict.accepted + 1)",
         (_ENDED,),
-        slow=True,
     ),
     Mutant(
         "the states of a row that has ended are pushed out by those of the others",
@@ -51,7 +50,6 @@ MUTANTS = (
         "left = jnp.where(context.done[:, None, None], state.features, left)",
         "left = left + 0",
         (_ENDED,),
-        slow=True,
     ),
     Mutant(
         "nothing is taken in before there is no room",
@@ -74,7 +72,6 @@ MUTANTS = (
         "index <= self.places[..., None]",
         "index <= self.places[..., None] + 1",
         (_STEPS,),
-        slow=True,
     ),
     Mutant(
         "a chain in training does not see its own steps",
@@ -82,7 +79,6 @@ MUTANTS = (
         "own = (*own, self._keys_and_values(inputs, positions))",
         "own = (self._keys_and_values(inputs, positions),)",
         (_STEPS,),
-        slow=True,
     ),
     Mutant(
         "a step learns the distribution of the token before",
@@ -90,7 +86,6 @@ MUTANTS = (
         "at_places(log_probs, at - 1)",
         "at_places(log_probs, at - 2)",
         (_STEPS,),
-        slow=True,
     ),
     Mutant(
         "d2t is read as ids and not as what to add",

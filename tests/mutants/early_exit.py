@@ -59,7 +59,6 @@ MUTANTS = (
         "range(partial.layers, module.config.num_layers)",
         "range(partial.layers - 1, module.config.num_layers)",
         (_RESUMED,),
-        slow=True,
     ),
     Mutant(
         "a resumed pass gives its entries in another order",
@@ -67,7 +66,6 @@ MUTANTS = (
         "jnp.concatenate(parts, axis=0), partial.entries, stack(x))",
         "jnp.concatenate(parts[::-1], axis=0), partial.entries, stack(x))",
         (_RESUMED,),
-        slow=True,
     ),
     Mutant(
         "the target is run from the start all the same",

@@ -49,7 +49,6 @@ MUTANTS = (
         "levels, logits = np.sum(tree.ancestors, axis=1) - 1,",
         "levels, logits = np.maximum(np.sum(tree.ancestors, axis=1) - 2, 0),",
         (f"{_TESTS}::TestTree::test_the_reported_distribution_is_that_of_the_drafts",),
-        slow=True,
     ),
     Mutant(
         "a guess is a place in the draft vocabulary",
@@ -57,7 +56,6 @@ MUTANTS = (
         "jnp.where(valid, self.head.token_ids(chosen), 0)",
         "jnp.where(valid, chosen, 0)",
         (f"{_TESTS}::TestPapersHeads::test_the_reported_distribution_is_that_of_the_drafts",),
-        slow=True,
     ),
     Mutant(
         "head 0 is trained to guess what the target's own head does",

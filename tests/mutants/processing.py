@@ -311,7 +311,6 @@ MUTANTS = (
         "    valid = proposal.valid & whole & ~done[:, None]\n",
         "    valid = proposal.valid & whole & ~done[:, None] & (jnp.cumsum(tokens == 2, axis=1) == 0)\n",
         ("tests/processors/test_distribution.py::test_the_joint_distribution_of_three_tokens",),
-        slow=True,
     ),
     Mutant(
         "all answers of a prompt have one key",

@@ -43,7 +43,6 @@ MUTANTS = (
         "        if not done and not any(map(self._programs.asked, moves)):",
         "        if not done:\n            return best\n        if not any(map(self._programs.asked, moves)):",
         (f"{_GROUPS}::test_others_are_decoded_while_a_kind_compiles",),
-        slow=True,
     ),
     Mutant(
         "a whole number is a float",

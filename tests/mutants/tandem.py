@@ -18,7 +18,6 @@ MUTANTS = (
         "known + verdict.appended(context)",
         "known + verdict.appended(context) - 1",
         (_CACHE,),
-        slow=True,
     ),
     Mutant(
         "a tandem decoder keeps its own keys where the target's states are known",
@@ -26,7 +25,6 @@ MUTANTS = (
         "cache = state.cache.truncate(known).append(self.head.context(hidden, known))",
         "cache = state.cache",
         (_CACHE,),
-        slow=True,
     ),
     Mutant(
         "a tandem decoder's context stands one place too far",
@@ -34,7 +32,6 @@ MUTANTS = (
         "self.head.context(hidden, known)",
         "self.head.context(hidden, known + 1)",
         (_CACHE,),
-        slow=True,
     ),
     Mutant(
         "a tandem decoder sees a state of the last token, which nothing knows yet",
@@ -42,7 +39,6 @@ MUTANTS = (
         "append(entries).truncate(context.length - 1)",
         "append(entries).truncate(context.length)",
         (_PROBS,),
-        slow=True,
     ),
     Mutant(
         "a tandem decoder's layer reads the target's keys without their positions",
@@ -50,7 +46,6 @@ MUTANTS = (
         "apply_rope(both[..., 0, :], positions, rope)",
         "apply_rope(both[..., 0, :], 0 * positions, rope)",
         (_PROBS,),
-        slow=True,
     ),
     Mutant(
         "in training the state of a block's first token leaks in",

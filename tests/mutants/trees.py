@@ -25,7 +25,6 @@ MUTANTS = (
         "jnp.eye(width, dtype=jnp.bool_)[None]",
         "jnp.ones((width, width), jnp.bool_)[None]",
         (f"{_TREE}::TestTransformer::{_PROBS}",),
-        slow=True,
     ),
     Mutant(
         "a drafted node sees its parent and none above it",

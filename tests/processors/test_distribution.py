@@ -77,7 +77,6 @@ PAIRS = {
 QUICK = ("careless, token",)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pair", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in PAIRS])
 def test_the_joint_distribution_of_three_tokens(pair):
     """A draft that the policy excludes is submitted and refused: one that left it out would emit others too often."""

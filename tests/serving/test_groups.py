@@ -42,7 +42,6 @@ def gate(monkeypatch):
     gate.set()
 
 
-@pytest.mark.slow
 def test_others_are_decoded_while_a_kind_compiles(target, gate):
     with engine_of(target) as engine:
         engine.submit("the sea", **GREEDY).result(60.0)

@@ -14,6 +14,7 @@ from jaxspec.testing.history_models import history_model
 from jaxspec.testing.random_models import wide_transformer
 from jaxspec.text.names import drafter_of
 from tests._fixtures import tiny
+from tests._fixtures.contract_tests import DRAFTS_TEST
 from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests._fixtures.dynamic_trees import paths, search
 from tests._fixtures.tandem import Reference, random_head
@@ -48,7 +49,7 @@ class TandemContract(DrafterContract):
 
 
 class TestTandem(TandemContract):
-    quick_tests = ()
+    quick_tests = (*DRAFTS_TEST, "test_the_cache_holds_what_the_target_knew_after_full_and_zero_acceptance")
     drafter = jaxspec.contrib.TandemDrafter(HEAD, k=3)
 
     def test_the_cache_holds_what_the_target_knew_after_full_and_zero_acceptance(self):

@@ -26,6 +26,7 @@ from jaxspec.testing.enumeration.several_rounds import key_names, several_rounds
 from jaxspec.testing.enumeration.tables import pair, total_variation
 from jaxspec.verifiers.table import VERIFIERS
 from jaxspec.verifiers.tree import descend
+from tests._fixtures.contract_tests import DRAFTS_TEST
 from tests._fixtures.dflash import random_head
 from tests._fixtures.dflash_blocks import DFLASH, HEAD, TARGET, propose
 from tests._fixtures.dflash_corrections import CORRECTED, Formula, texts
@@ -258,7 +259,7 @@ class TreeContract(TreeDrafterContract):
 
 
 class TestBestPaths(TreeContract):
-    quick_tests = ()
+    quick_tests = DRAFTS_TEST
     drafter = DFlashTreeDrafter(HEAD, nodes=15, depth=2)
 
 

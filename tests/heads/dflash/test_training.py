@@ -45,7 +45,6 @@ def shaken(one, seed=0, scale=0.3):
     return jax.tree.map(leaf, one.init(jax.random.key(0), TARGET, COUNTS))
 
 
-@pytest.mark.slow
 def test_the_loss_is_dspark_s_over_the_blocks_that_are_drafted():
     """Every place before an answer's token is an anchor here: the means are over all of them, by NumPy."""
     one, batch = recipe(), texts()

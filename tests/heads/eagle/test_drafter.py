@@ -122,7 +122,7 @@ class TestMostLikely(EagleContract):
 class TestPauses(PausesContract, EagleContract):
     """Features wait while a draft length drafts nothing, and are all processed afterwards."""
 
-    quick_tests = ()
+    quick_tests = ("test_of_an_ended_row_the_same_states_wait",)
     drafter = jaxspec.EagleDrafter(HEAD, k=Turns())
 
     def test_of_an_ended_row_the_same_states_wait(self):

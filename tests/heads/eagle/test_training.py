@@ -30,7 +30,6 @@ def texts(seed=0, rows=2, width=12, lengths=(8, 6)):
     return Batch(tokens, length, answer)
 
 
-@pytest.mark.slow
 def test_each_step_is_the_drafter_s_own():
     """The loss is that of the distributions that `EagleDrafter` drafts from, place by place and step by step."""
     one, batch = recipe(), texts(rows=1, lengths=(8,))

@@ -16,7 +16,7 @@ from jaxspec.testing.contracts.tree_drafter import TreeDrafterContract, path_to
 from jaxspec.testing.random_models import wide_transformer
 from jaxspec.testing.statistics import same_distribution
 from tests._fixtures import published_trees, tiny
-from tests._fixtures.contract_tests import VARIANT_TESTS
+from tests._fixtures.contract_tests import DRAFTS_TEST, VARIANT_TESTS
 from tests._fixtures.draft_lengths import PausesContract, Turns
 from tests._fixtures.medusa import conditioned_head, paper_head, probs
 from tests._fixtures.meshes import make_mesh
@@ -54,7 +54,7 @@ class TestMedusa(MedusaContract):
 class TestPapersHeads(MedusaContract):
     """Their top-1 guesses, under a policy that draws: they are certain."""
 
-    quick_tests = ()
+    quick_tests = VARIANT_TESTS
     head = PAPERS
     drafter = jaxspec.MedusaDrafter(PAPERS, k=2, sampling=jaxspec.Greedy())
 
@@ -72,7 +72,7 @@ class TestPauses(PausesContract, MedusaContract):
 
 
 class TestTree(TreeDrafterContract):
-    quick_tests = ()
+    quick_tests = DRAFTS_TEST
     target = TARGET
     topology = Tree((-1, 0, 0, 2, -1, 4, -1))
     drafter = jaxspec.MedusaDrafter(HEAD, topology=topology)
