@@ -157,25 +157,22 @@ class Conversation:
                 else 'an answer by a Lark grammar cannot be a call as well; pass tool_choice="none", or no grammar',
                 param="structured_outputs.grammar",
             )
-        calls = [] if family is None else [self._calls(family)]
         texts = [_part(one) for one in given.items()] if tools.choice in ("auto", "none") else []
-        if self.channels:
-            return {"grammar": Grammar.parts(*turn_parts([*calls, *map(final_part, texts)]))}
-        return {"grammar": Grammar.parts({"any": [*calls, *texts]} if texts else calls[0])}
-
-    def _calls(self, family: Family) -> list[Any]:
-        """Returns the parts of calls that keep to the schemas of the functions."""
-        tools = self.tools
+        if family is None:
+            return {"grammar": Grammar.parts(*turn_parts(list(map(final_part, texts))))}
         several = tools.several and not self.channels  # where a call ends the turn
         kept = {name: _kept(schema, name, tools.given) for name, schema in tools.schemas.items()}
         try:
-            parts = family.parts(list(kept.items()), several=several)
-            Grammar.parts(*parts)
+            calls = family.parts(list(kept.items()), several=several)
+            if self.channels:
+                return {"grammar": Grammar.parts(*turn_parts([calls, *map(final_part, texts)]))}
+            return {"grammar": Grammar.parts({"any": [calls, *texts]} if texts else calls)}
         except (TypeError, ValueError) as error:
             for name, schema in kept.items():
                 _check_followed(schema, name, tools.given)
+            for text in texts:
+                Grammar.parts(text)  # whose error is not of the functions
             raise ApiError(400, str(error), param="tools") from None
-        return parts
 
 
 def read_conversation(values: Mapping[str, Any], tokenizer: Tokenizer) -> Conversation:

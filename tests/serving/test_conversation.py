@@ -467,3 +467,11 @@ def test_spans_and_counts_belong_to_the_content():
     assert turn.reasoning_tokens() == 3
     hidden = Turn(read().conversation, reasoning=False)
     assert hidden.message("<think>so</think>yes") == {"role": "assistant", "content": "yes"}
+
+
+def test_a_wrong_schema_of_the_answer_is_not_said_of_the_functions():
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    with pytest.raises((ApiError, ValueError), match="properties.a") as found:
+        read(tools=[ADD], response_format=form)
+    assert getattr(found.value, "param", None) != "tools"
