@@ -30,6 +30,8 @@ struct alignas(16) Group {
   float sums[2];     // of each half's values, times the scale
   int32_t whole[2];  // of each half's integers
   int32_t fine;
+  float sum;         // of `sums`
+  int32_t all;       // of `whole`
 };
 
 // Magnitudes as integers, which sort alike; NaN is the largest.
@@ -88,6 +90,10 @@ inline void Round(const float* x, const float* most, const int32_t* fine, int64_
       to[g].whole[half] = static_cast<int32_t>(sums[g]);
       to[g].sums[half] = to[g].scale * sums[g];
     }
+  }
+  for (int64_t g = 0; g < groups; ++g) {
+    to[g].sum = to[g].sums[0] + to[g].sums[1];
+    to[g].all = to[g].whole[0] + to[g].whole[1];
   }
 }
 

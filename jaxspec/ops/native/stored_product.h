@@ -34,41 +34,41 @@ struct Scales {
   }
 };
 
-template <typename Format>
-inline __attribute__((always_inline)) Lanes AddGroup(Lanes sums, const Codes* codes, const Scales<Format>& weights,
-                                                     const Group& x) {
+// Adds the products of a group's codes with that group of each row, at a stride of `groups`. Rows take turns at each
+// vector, since a processor cannot look past a few rows' chains of products.
+template <typename Format, int kRows>
+inline __attribute__((always_inline)) void AddGroup(Lanes* sums, const Codes* codes, const Scales<Format>& weights,
+                                                    const Group* x, int64_t groups) {
   constexpr int kEach = kVectors / Format::kHalves;
 #pragma GCC unroll 2
   for (int half = 0; half < Format::kHalves; ++half) {
-    Integers found = {};
-#if JAXSPEC_BYTE_PRODUCTS
-    if (__builtin_expect(x.fine, 0)) {
-      Integers low = {};
+    Integers found[kRows] = {};
 #pragma GCC unroll 8
-      for (int v = half * kEach; v < (half + 1) * kEach; ++v) {
-        found = AddProducts(found, codes[v], x.values + 4 * v);
-        low = AddProducts(low, codes[v], x.low + 4 * v);
-      }
-      found = found * 256 + low;
-      if (Format::kOffset) found -= Format::kOffset * x.whole[Format::kHalves == 1 ? 0 : half];
-      if (Format::kOffset && Format::kHalves == 1) found -= Format::kOffset * x.whole[1];
-    } else
-#endif
-    {
-      if (Format::kOffset) {
-        found -= Format::kOffset * (Format::kHalves == 1 ? x.whole[0] + x.whole[1] : x.whole[half]);
-      }
+    for (int v = half * kEach; v < (half + 1) * kEach; ++v) {
 #pragma GCC unroll 8
-      for (int v = half * kEach; v < (half + 1) * kEach; ++v) found = AddProducts(found, codes[v], x.values + 4 * v);
+      for (int row = 0; row < kRows; ++row) {
+        found[row] = AddProducts(found[row], codes[v], x[row * groups].values + 4 * v);
+      }
     }
-    const Lanes scale = weights.scales[half] * x.scale;
-    sums = MulAdd(__builtin_convertvector(found, Lanes), scale, sums);
-    if constexpr (Format::kMinima) {
-      const float sum = Format::kHalves == 1 ? x.sums[0] + x.sums[1] : x.sums[half];
-      sums = MulAdd(weights.minima[half], Broadcast(sum), sums);
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) {
+      const Group& one = x[row * groups];
+#if JAXSPEC_BYTE_PRODUCTS
+      if (__builtin_expect(one.fine, 0)) {
+        Integers low = {};
+#pragma GCC unroll 8
+        for (int v = half * kEach; v < (half + 1) * kEach; ++v) low = AddProducts(low, codes[v], one.low + 4 * v);
+        found[row] = found[row] * 256 + low;
+      }
+#endif
+      if (Format::kOffset) found[row] -= Format::kOffset * (Format::kHalves == 1 ? one.all : one.whole[half]);
+      sums[row] = MulAdd(__builtin_convertvector(found[row], Lanes), weights.scales[half] * one.scale, sums[row]);
+      if constexpr (Format::kMinima) {
+        const float sum = Format::kHalves == 1 ? one.sum : one.sums[half];
+        sums[row] = MulAdd(weights.minima[half], Broadcast(sum), sums[row]);
+      }
     }
   }
-  return sums;
 }
 
 // Computes kLanes outputs of kRows rows, at a stride of `groups`; results have a stride of `out`.
@@ -89,10 +89,7 @@ void TileRows(const uint8_t* tile, const Group* x, int64_t groups, float* y, int
       for (int v = 0; v < kVectors; ++v) codes[v] = Table<Format>::Look(codes[v]);
       Scales<Format> weights;
       weights.Read(tile, group, scale, minimum);
-#pragma GCC unroll 8
-      for (int row = 0; row < kRows; ++row) {
-        sums[row] = AddGroup<Format>(sums[row], codes, weights, x[row * groups + g + group]);
-      }
+      AddGroup<Format, kRows>(sums, codes, weights, x + g + group, groups);
     }
   }
   for (int row = 0; row < kRows; ++row) {
