@@ -137,13 +137,10 @@ def spare(drafter: Drafter, target: Model, longest: int | None = None, *, batch:
     lookup, model = halves(drafter)
     if lookup is None:
         return drafter
-    lengths, costs = _costs(model, target, longest, batch)
-    tokens = [sum(_ACCEPTED**i for i in range(n + 1)) for n in lengths]
-    saves = max(count / cost for count, cost in zip(tokens, costs, strict=True)) >= 1 + _WORTH
-    return drafter if saves else lookup
+    return drafter if _is_worth(model, target, longest, batch) else lookup
 
 
-def for_rows(drafter: Drafter, target: Model, batch: int) -> Drafter:
+def for_rows(drafter: Drafter, target: Model, batch: int, *, rests: bool = False) -> Drafter:
     """Returns the drafter with the costs of rounds of this many rows, if its own are those that `adapt` found for one.
 
     For several rows, lengths may be shorter. The longest is the same, and so are the shapes of states. A drafter with
@@ -153,6 +150,8 @@ def for_rows(drafter: Drafter, target: Model, batch: int) -> Drafter:
       drafter: any drafter.
       target: the model to draft for.
       batch: the number of rows.
+      rests: whether the model half of a hybrid is to rest where `spare` would drop it, if it can. Such a drafter
+        continues states that another one began.
 
     Example:
         >>> from jaxspec.drafters.adapt import adapt, for_rows
@@ -171,7 +170,13 @@ def for_rows(drafter: Drafter, target: Model, batch: int) -> Drafter:
         one is other or np.array_equal(one, np.asarray(other, np.asarray(one).dtype))
         for one, other in zip(own[0], of_one[0], strict=True)
     )
-    return adapt(drafter, target, longest, batch=batch) if same else drafter
+    if not same:
+        return drafter
+    rests = rests and lookup is not None and model.info.skips_rounds and batch > 1
+    adapted = adapt(drafter, target, longest, batch=batch)
+    if not rests or _is_worth(model, target, longest, batch):
+        return adapted
+    return dataclasses.replace(cast(HybridDrafter, adapted), rests=True)
 
 
 def describe(drafter: Drafter, target: Model, *, batch: int = 1) -> str:
@@ -198,6 +203,13 @@ def estimate_costs(target: Model, drafter: Drafter, lengths: tuple[int, ...], *,
     """
     model = CostModel(target, batch)
     return model.rounds(drafter.info.costs(model, max(lengths)), lengths)
+
+
+def _is_worth(model: Drafter, target: Model, longest: int | None, batch: int) -> bool:
+    """Returns whether a model's drafts save enough of plain decoding's time, at some length."""
+    lengths, costs = _costs(model, target, longest, batch)
+    tokens = [sum(_ACCEPTED**i for i in range(n + 1)) for n in lengths]
+    return max(count / cost for count, cost in zip(tokens, costs, strict=True)) >= 1 + _WORTH
 
 
 def _adaptive(drafter: Drafter, target: Model, longest: int | None, batch: int) -> Adaptive:

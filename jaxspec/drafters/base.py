@@ -33,6 +33,7 @@ class DrafterInfo:
         length. By default each draft costs a pass of the target.
       variant: distinguishes its costs from those of drafters of the same class and network.
       bounded_by_heads: whether it has one head a draft, so that its default `k` is also its largest.
+      skips_rounds: whether it may be left out of rounds: its next `propose` goes on after text that it has not seen.
       identically_distributed: whether it drafts several chains, independent and identically distributed.
       shared_tokens: returns how many of the target's tokens a draft model with another tokenizer has, and how many
         tokens the target has.
@@ -47,6 +48,7 @@ class DrafterInfo:
     costs: Callable[[CostModel, int], DraftCosts] = lambda model, k: DraftCosts(0.0, 1.0 + PASS)
     variant: str = ""
     bounded_by_heads: bool = False
+    skips_rounds: bool = False
     identically_distributed: bool = False
     shared_tokens: Callable[[], tuple[int, int]] | None = None
 

@@ -95,8 +95,9 @@ class Draft(abc.ABC):
         del batch
         return ()
 
-    def has_context(self, context: Context) -> Bool[Array, "b"]:
-        """Returns which rows have enough text to draft after."""
+    def has_context(self, state: Any, context: Context) -> Bool[Array, "b"]:
+        """Returns which rows have what it takes to draft after their text."""
+        del state
         return jnp.ones(context.length.shape, jnp.bool_)
 
     @abc.abstractmethod

@@ -91,9 +91,11 @@ class HybridDrafter(Drafter):
       cost: the time of a round in which the model drafts, divided by that of one in which it rests.
       prior: the initial acceptance rate of each of the model's drafts.
       rate: the weight of the newest round in the record.
+      rests: whether the model is left out, and only lookup drafts. It continues states that the same drafter without
+        `rests` began, so that rows can move between batches where the model is worth its time and others.
 
     Raises:
-      TypeError, ValueError: the drafters are of other kinds, or never draft.
+      TypeError, ValueError: the drafters are of other kinds, never draft, or the model cannot be left out.
 
     References:
       SuffixDecoding: Oliaro et al. (2024), arXiv:2411.04975, section 4.
@@ -109,9 +111,15 @@ class HybridDrafter(Drafter):
     cost: float = dataclasses.field(default=1.0, metadata={"static": True})
     prior: float = dataclasses.field(default=0.7, metadata={"static": True})
     rate: float = dataclasses.field(default=0.05, metadata={"static": True})
+    rests: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def __post_init__(self) -> None:
         _check_kinds(self.lookup, self.model)
+        if self.rests and not self.model.info.skips_rounds:
+            raise ValueError(
+                f"rests=True needs a model that can be left out of rounds, such as EagleDrafter, got "
+                f"{_kind(self.model)}; leave rests out"
+            )
         shares = {"prior": (self.prior, 0, 1), "rate": (self.rate, 0, 1)}
         validate.in_range("HybridDrafter", cost=(self.cost, 1, math.inf), **shares)
 
@@ -122,17 +130,19 @@ class HybridDrafter(Drafter):
     @property
     def lengths(self) -> tuple[int, ...]:
         # The model drafts wherever nothing is copied, so only its lengths decide whether rounds without drafts occur.
+        if self.rests:
+            return tuple(sorted({0, *self.lookup.lengths}))
         return tuple(sorted({*self.model.lengths, *(n for n in self.lookup.lengths if n > 0)}))
 
     @property
     def deterministic(self) -> bool:
         """Whether drafts are a function of the text, by lookup and by the model."""
-        return self.model.deterministic
+        return self.rests or self.model.deterministic
 
     @property
     def capture(self) -> tuple[int, ...]:
         """The target's hidden states that the model reads."""
-        return self.model.capture
+        return () if self.rests else self.model.capture
 
     @property
     def info(self) -> DrafterInfo:
@@ -143,6 +153,7 @@ class HybridDrafter(Drafter):
         self.model.check(target)
 
     def init(self, context: Context, prefilled: Prefilled, slots: int) -> HybridState:
+        self._check_begins()
         lookup = self.lookup.init(context, prefilled, slots)
         return self._start(context, lookup, bounded.init(self.model, context, prefilled, slots))
 
@@ -150,8 +161,16 @@ class HybridDrafter(Drafter):
         return least_held(self.lookup.held(state.lookup), self.model.held(state.model))
 
     def extend(self, state: HybridState, context: Context, prefilled: Prefilled, start: Int[Array, "b"]) -> HybridState:
+        self._check_begins()
         lookup = self.lookup.extend(state.lookup, context, prefilled, start)
         return self._start(context, lookup, bounded.extend(self.model, state.model, context, prefilled, start))
+
+    def _check_begins(self) -> None:
+        if self.rests:
+            raise ValueError(
+                "a HybridDrafter with rests=True reads no states of a prompt and only continues others' states; begin "
+                "with rests=False"
+            )
 
     def _start(self, context: Context, lookup: LookupState, model: Any) -> HybridState:
         batch = context.tokens.shape[0]
@@ -163,6 +182,10 @@ class HybridDrafter(Drafter):
 
     def propose(self, rng: Rng, state: HybridState, context: Context) -> tuple[Proposal, HybridState]:
         guess, lookup = self.lookup.propose(rng, state.lookup, context)
+        if self.rests:
+            proposal = _wide(guess, self.max_drafts)
+            copied = jnp.ones_like(state.copied)
+            return proposal, HybridState(lookup, state.model, state.record, copied, proposal.tokens)
         copied = self._prefers(state.record, lookup, bounded.room(self.model, context))
         modeled = dataclasses.replace(context, draft_rows=~copied)
         drafts, model = bounded.propose(self.model, rng, state.model, modeled)
@@ -173,8 +196,10 @@ class HybridDrafter(Drafter):
         guess = state.lookup.guess
         copied = dataclasses.replace(guess, count=jnp.where(state.copied, guess.count, 0))
         lookup = self.lookup.observe(dataclasses.replace(state.lookup, guess=copied), context, verdict, hidden)
-        modeled = dataclasses.replace(context, draft_rows=~state.copied)
-        model = bounded.observe(self.model, state.model, modeled, verdict, hidden)
+        model = state.model
+        if not self.rests:
+            modeled = dataclasses.replace(context, draft_rows=~state.copied)
+            model = bounded.observe(self.model, state.model, modeled, verdict, hidden)
         return HybridState(lookup, model, self._learn(state, context, verdict), state.copied, state.tokens)
 
     def _prefers(self, record: Record, lookup: LookupState, room: Int[Array, "b"]) -> Bool[Array, "b"]:

@@ -187,7 +187,7 @@ class Group(Generic[_Job]):
     def _round_of_width(self) -> Round:
         """Returns a round whose drafter drafts as many tokens as pay for this many rows."""
         if self.width not in self._by_width:
-            drafter = for_rows(self.arguments.drafter, self.arguments.target, self.width)
+            drafter = for_rows(self.arguments.drafter, self.arguments.target, self.width, rests=True)
             self._by_width[self.width] = round_of(dataclasses.replace(self.arguments, drafter=drafter))
         return self._by_width[self.width]
 

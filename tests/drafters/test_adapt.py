@@ -103,6 +103,16 @@ def test_a_head_is_spared_where_it_would_save_less_than_a_tenth(monkeypatch):
     assert spare(both, TARGET, batch=8) is both.lookup
 
 
+def test_a_head_rests_for_as_many_rows_as_would_be_spared_it(monkeypatch):
+    tables = {1: (1.0, 1.3, 1.6, 2.2), 6: (1.0, 1.9, 2.0959, 9.0), 8: (1.0, 1.7819, 2.0961, 9.0)}
+    monkeypatch.setattr(adapting, "estimate_costs", lambda *_, batch: tables[batch])
+    monkeypatch.setattr(adapting, "_lengths", lambda *_: LENGTHS)
+    for head, rests in (jaxspec.EagleDrafter(HEAD), [False, False, True]), (jaxspec.ModelDrafter(TARGET), [False] * 3):
+        both = adapt(jaxspec.HybridDrafter(jaxspec.NGramDrafter(), head), TARGET)
+        assert [for_rows(both, TARGET, batch, rests=True).rests for batch in (1, 6, 8)] == rests
+        assert not for_rows(both, TARGET, 8).rests
+
+
 def test_measured_costs_come_before_estimates():
     drafter, other = jaxspec.EagleDrafter(HEAD), jaxspec.NGramDrafter()
     assert saved_costs(TARGET, drafter, LENGTHS) is None

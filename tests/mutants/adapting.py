@@ -27,6 +27,13 @@ MUTANTS = (
         ("tests/bench/test_costs.py::test_costs_of_several_rows_are_kept_for_the_lengths_that_those_choose_from",),
     ),
     Mutant(
+        "a head that is not worth its time keeps up with all rows",
+        "drafters/adapt.py",
+        "(HybridDrafter, adapted), rests=True)",
+        "(HybridDrafter, adapted), rests=False)",
+        (f"{_ADAPTING}::test_a_head_rests_for_as_many_rows_as_would_be_spared_it",),
+    ),
+    Mutant(
         "costs measured with another batch are taken",
         "drafters/cost_file.py",
         '"batch": batch,',

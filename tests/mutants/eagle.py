@@ -7,6 +7,7 @@ _TRAINING = "heads/eagle/training.py"
 _WEIGHTS = "heads/eagle/checkpoint.py"
 _PARALLEL = "heads/eagle/parallel.py"
 _TESTS = "tests/heads/eagle/test_drafter.py"
+_LEFT_OUT = "tests/heads/eagle/test_left_out.py"
 _PROBS = f"{_TESTS}::TestDraftVocabulary::test_the_reported_distribution_is_that_of_the_drafts"
 _FRESH = f"{_TESTS}::TestDraftVocabulary::test_after_any_acceptance_it_drafts_as_if_it_were_new"
 _ENDED = f"{_TESTS}::TestPauses::test_of_an_ended_row_the_same_states_wait"
@@ -17,31 +18,45 @@ _THIRD = "tests/heads/eagle/test_checkpoint.py::test_a_third_eagle_is_the_paper_
 
 MUTANTS = (
     Mutant(
+        "a head that was left out pairs old states with new tokens",
+        _DRAFTER,
+        "waiting = jnp.where(slept, 0, self.waiting)",
+        "waiting = self.waiting",
+        (f"{_LEFT_OUT}::test_it_goes_on_after_text_that_it_has_not_seen",),
+    ),
+    Mutant(
+        "a head says that it holds what it was left out of",
+        _DRAFTER,
+        "jnp.minimum(read, kept.whole), read)",
+        "read, read)",
+        (f"{_LEFT_OUT}::test_it_goes_on_after_text_that_it_has_not_seen",),
+    ),
+    Mutant(
         "a state is paired with its own token and not the next",
         _DRAFTER,
-        "at = cache.length[:, None] + 1 + jnp.arange",
-        "at = cache.length[:, None] + jnp.arange",
+        "at = (context.length - waiting)[:, None] + jnp.arange",
+        "at = (context.length - waiting)[:, None] - 1 + jnp.arange",
         (_PROBS,),
     ),
     Mutant(
         "the last state of a round is lost",
         _DRAFTER,
-        "waiting + verdict.appended(context))",
-        "waiting + verdict.appended(context) - 1)",
+        "waiting += verdict.appended(context)",
+        "waiting += verdict.appended(context) - 1",
         (_FRESH,),
     ),
     Mutant(
         "what the head made of its own states stays",
         _DRAFTER,
-        "context.length - 1 - waiting)",
-        "context.length - 1 - waiting + verdict.accepted)",
+        "context.length - 1 - waiting - state.missing, 0",
+        "context.length - 1 - waiting - state.missing + verdict.accepted, 0",
         (_FRESH,),
     ),
     Mutant(
         "of a row that has ended more and more states wait",
         _DRAFTER,
-        "waiting + verdict.appended(context))",
-        "waiting + verdict.accepted + 1)",
+        "waiting += verdict.appended(context)",
+        "waiting += verdict.accepted + 1",
         (_ENDED,),
     ),
     Mutant(

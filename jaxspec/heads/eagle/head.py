@@ -32,7 +32,7 @@ from jaxspec.core.typed import WIDTH, typed
 from jaxspec.draft_length.base import NUMBER_IS_STATIC, DraftLength
 from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.base import DrafterInfo
-from jaxspec.drafters.chain import ChainDrafter
+from jaxspec.drafters.chain import ChainDrafter, ChainState
 from jaxspec.drafters.draft_model import Draft, Hidden, Window, check_capture
 from jaxspec.drafters.draft_vocabulary import Vocabulary, expand
 from jaxspec.heads import untrained
@@ -276,19 +276,35 @@ _PATIENCE = 16
 class EagleState:
     """Holds the state of an `EagleDraft`: the pairs that the head has read, and those that are waiting.
 
-    `cache.length + waiting` is the number of pairs of the text, one fewer than its tokens.
+    `cache.length + missing + waiting` is the number of pairs of the text it saw, one fewer than its tokens.
 
     Attributes:
       cache: the cache of the pairs that were fed, followed by drafts.
       state: the head's output for the last of those pairs.
       features: the target's states of the waiting pairs.
       waiting: the number of waiting pairs.
+      missing: the number of pairs that the head never read, as the drafter was left out of their rounds.
+      whole: the number of pairs before the first missing one, if there is one.
     """
 
     cache: KVCache
     state: Float[Array, "b d"]
     features: Float[Array, "b w f"]
     waiting: Int[Array, "b"]
+    missing: Int[Array, "b"]
+    whole: Int[Array, "b"]
+
+    def unseen(self, context: Context) -> Int[Array, "b"]:
+        """Returns how many pairs came in the rounds since the last one that the drafter took part in."""
+        return jnp.maximum(context.length - 1 - (self.cache.length + self.missing + self.waiting), 0)
+
+    def after(self, unseen: Int[Array, "b"]) -> "EagleState":
+        """Returns the state that goes on after unseen pairs; those that waited before them are lost too."""
+        slept = unseen > 0
+        waiting = jnp.where(slept, 0, self.waiting)
+        missing = jnp.where(slept, self.missing + self.waiting + unseen, self.missing)
+        whole = jnp.where(slept & (self.missing == 0), self.cache.length, self.whole)
+        return dataclasses.replace(self, waiting=waiting, missing=missing, whole=whole)
 
 
 @register_dataclass
@@ -324,7 +340,7 @@ class EagleDraft(Draft):
             head.init_cache(batch, slots),
             jnp.zeros((batch, head.module.config.width), head.dtype),
             jnp.zeros((batch, self._room, head.module.features), head.dtype),
-            jnp.zeros(batch, jnp.int32),
+            *(jnp.zeros(batch, jnp.int32),) * 3,
         )
 
     def extend(
@@ -351,7 +367,7 @@ class EagleDraft(Draft):
         cache = jax.lax.fori_loop(jnp.zeros((), chunks.dtype), chunks, feed, cache).truncate(fed)
         last = jnp.take_along_axis(features, (fed - start)[:, None, None], axis=1)
         features = jax.lax.dynamic_update_slice_in_dim(state.features, last, 0, axis=1)
-        return EagleState(cache, state.state, features, jnp.minimum(length - 1, 1))
+        return EagleState(cache, state.state, features, jnp.minimum(length - 1, 1), *(jnp.zeros_like(length),) * 2)
 
     @property
     def _chunk(self) -> int:
@@ -365,12 +381,13 @@ class EagleDraft(Draft):
     def blank(self, batch: int) -> Hidden:
         return (jnp.zeros((batch, self.head.module.config.width), self.head.dtype),)
 
-    def has_context(self, context: Context) -> Bool[Array, "b"]:
-        # A one-token text has no state of the target before its token.
-        return context.length > 1
+    def has_context(self, state: EagleState, context: Context) -> Bool[Array, "b"]:
+        # A one-token text has no state of the target before its token, and an unseen pair's state was not kept.
+        return (context.length > 1) & (state.unseen(context) == 0)
 
     def catch_up(self, state: Any, context: Context, will_draft: Bool[Array, ""]) -> Any:
         """Feeds waiting pairs, a round's at a time: all but the last if `first` follows, else all if out of room."""
+        state = state.after(state.unseen(context))
         most = jnp.max(jnp.where(context.done, 0, state.waiting))
         trips, full = (most + self._chunk - 1) // self._chunk, most + self._chunk > self._room
         trips = jnp.where(will_draft, jnp.maximum(trips - 1, 0), jnp.where(full, trips, 0))
@@ -397,14 +414,13 @@ class EagleDraft(Draft):
         """Feeds one piece of the waiting pairs, at most as many as a round adds."""
         head, chunk, cache = self.head, self._chunk, state.cache
         count = jnp.minimum(jnp.where(context.done, 0, state.waiting), chunk)
-        at = cache.length[:, None] + 1 + jnp.arange(chunk, dtype=jnp.int32)[None]
-        tokens = jnp.take_along_axis(context.tokens, jnp.minimum(at, context.tokens.shape[1] - 1), axis=1)
+        tokens = paired(context, state.waiting, chunk)
         # Indexed by the loop counter, or XLA would fuse features before the loop, with a separate all-reduce on a mesh.
         features = jax.lax.dynamic_slice_in_dim(state.features, piece * chunk, chunk, axis=1)
         states, entries = head(head.embed(context.target, tokens), head.fuse(features), cache)
         newest = jnp.where((count > 0)[:, None], take_row(states, jnp.maximum(count - 1, 0)), state.state)
         cache = cache.append(entries).truncate(cache.length + count)
-        return EagleState(cache, newest, state.features, state.waiting - count)
+        return dataclasses.replace(state, cache=cache, state=newest, waiting=state.waiting - count)
 
     def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Any, **tree: Any) -> ModelOutput:
         (states,) = hidden
@@ -412,15 +428,20 @@ class EagleDraft(Draft):
         return ModelOutput(self.head.guesses(states), entries, (states,))
 
     def observe(self, state: Any, context: Context, own: Int[Array, "b"], verdict: Verdict, hidden: Hidden) -> Any:
-        # Fed and waiting pairs make up the whole text; drafts after them are not true pairs. For a row whose text has
-        # outgrown the head, which sees one token of it, nothing is kept.
+        # Drafts after the fed pairs are not true pairs. A row that has outgrown the head keeps none.
         waiting = jnp.minimum(state.waiting, context.length - 1)
-        fed = jnp.minimum(state.cache.length, context.length - 1 - waiting)
-        rows = jnp.arange(fed.shape[0], dtype=jnp.int32)[:, None]
+        fed = jnp.clip(context.length - 1 - waiting - state.missing, 0, state.cache.length)
         features = self.head.features(context.target, hidden)
         at = waiting[:, None] + jnp.arange(features.shape[1], dtype=jnp.int32)[None]
-        features = state.features.at[rows, at].set(features, mode="drop")
-        return EagleState(state.cache.truncate(fed), state.state, features, waiting + verdict.appended(context))
+        features = state.features.at[jnp.arange(len(at), dtype=jnp.int32)[:, None], at].set(features, mode="drop")
+        waiting += verdict.appended(context)
+        return dataclasses.replace(state, cache=state.cache.truncate(fed), features=features, waiting=waiting)
+
+
+def paired(context: Context, waiting: Int[Array, "b"], count: int) -> Int[Array, "b t"]:
+    """Returns the tokens of the waiting pairs, from the first one on, padded to `count`."""
+    at = (context.length - waiting)[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+    return jnp.take_along_axis(context.tokens, jnp.clip(at, 0, context.tokens.shape[1] - 1), axis=1)
 
 
 @register_dataclass
@@ -436,7 +457,6 @@ class EagleDrafter(ChainDrafter):
       head: a head from `jaxspec.load_head`, or trained by `jaxspec train eagle`.
       k: the largest number of drafts a round. Pass a `DraftLength` to choose it round by round.
       sampling: the policy to draw drafts with, shared by all rows; `None` uses each row's target policy.
-
 
     References:
       EAGLE-1: Li et al. (2024), arXiv:2401.15077.
@@ -464,13 +484,17 @@ class EagleDrafter(ChainDrafter):
 
     @property
     def info(self) -> DrafterInfo:
-        return DrafterInfo(self.head, self.head.context_length, self.head.draft_costs)
+        return DrafterInfo(self.head, self.head.context_length, self.head.draft_costs, skips_rounds=True)
 
     def check(self, target: Model) -> None:
         if isinstance(self.head, type) or not isinstance(self.head, EagleHead):
             kind = type(self.head).__name__
             raise TypeError(f"EagleDrafter needs an EagleHead, got {kind}; jaxspec.load_head reads one")
         super().check(target)
+
+    def held(self, state: ChainState) -> Int[Array, "b"]:
+        kept, read = state.draft_state, state.draft_state.cache.length
+        return jnp.where(kept.missing > 0, jnp.minimum(read, kept.whole), read)
 
     def draft(self, target: Model) -> Draft:
         return self.head.as_draft(self.max_drafts)

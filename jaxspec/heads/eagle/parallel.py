@@ -22,7 +22,7 @@ from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.state import Context
 from jaxspec.draft_length.costs import CostModel, DraftCosts
 from jaxspec.drafters.draft_model import Draft, Hidden, Window
-from jaxspec.heads.eagle.head import EagleDraft, EagleHead, EagleState
+from jaxspec.heads.eagle.head import EagleDraft, EagleHead, EagleState, paired
 from jaxspec.nn.cache import KVEntries
 
 
@@ -73,9 +73,8 @@ class ParallelEagleDraft(EagleDraft):
         waiting = jnp.where(context.done, 0, state.waiting)
         width = chunk + self.k - 1
         place = jnp.arange(width, dtype=jnp.int32)[None]
-        at = jnp.minimum(cache.length[:, None] + 1 + place, context.tokens.shape[1] - 1)
         true = place < waiting[:, None]
-        tokens = jnp.where(true, jnp.take_along_axis(context.tokens, at, axis=1), jnp.int32(head.mask_token))
+        tokens = jnp.where(true, paired(context, waiting, width), jnp.int32(head.mask_token))
         features = jnp.pad(state.features, ((0, 0), (0, self.k - 1), (0, 0)))
         features = jnp.where(true[..., None], features, head.mask()[None, None])
         states, entries = head(head.embed(context.target, tokens), head.fuse(features), cache)
@@ -84,7 +83,7 @@ class ParallelEagleDraft(EagleDraft):
         fed = jax.tree.map(lambda x: x[:, :, :, :chunk], entries)
         cache = cache.append(fed).truncate(cache.length + waiting)
         shape = jax.tree.map(lambda x: x[:, :, :, :2], fed)
-        after = EagleState(cache, state.state, state.features, state.waiting - waiting)
+        after = dataclasses.replace(state, cache=cache, waiting=state.waiting - waiting)
         return Window(logits[:, 0], cache, shape, tuple(jnp.unstack(logits[:, 1:], axis=1))), after
 
     def next(self, context: Context, tokens: Int[Array, "b t"], hidden: Hidden, cache: Any, **tree: Any) -> ModelOutput:
