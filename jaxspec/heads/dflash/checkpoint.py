@@ -195,19 +195,20 @@ def write_dflash(head: DFlashHead, folder: str | os.PathLike[str], *, with_head:
     """Writes a DFlash head in jaxspec's layout, in bfloat16; the folder appears complete or not at all.
 
     Args:
-      head: a head without windows and causal layers, such as those that `DFlashRecipe` trains.
+      head: a head without windows and causal layers, such as those that jaxspec's recipes train.
       folder: the folder to create; it must not exist.
       with_head: whether to write the output head; if not, it must be the target's rows.
 
     Raises:
-      ValueError: the network has windows, causal layers or an own embedding, or changes logits.
+      ValueError: the network has windows, causal layers, an own embedding, or a correction that is not trained here; or
+        it scales or caps logits.
       FileExistsError: the folder exists.
     """
     shape = head.config
     if any(shape.causal_layers) or any(window is not None for window in shape.windows):
         raise ValueError("write_dflash supports no windows or causal layers, got some; keep the folder it came from")
-    if shape.correction is not None or shape.convolution is not None:
-        raise ValueError("write_dflash supports the vanilla Markov head alone; keep the folder that the head came from")
+    parts = {} if shape.convolution is None else shape.convolution.settings()
+    parts |= {"markov_rank": shape.markov_rank} if shape.correction is None else shape.correction.settings()
     if head.embedding is not None or shape.embedding_scale != 1.0 or shape.logit_scale != 1.0 or shape.logit_cap:
         raise ValueError("write_dflash supports the target's embedding and plain logits; keep the folder it came from")
     tensors = {
@@ -229,7 +230,7 @@ def write_dflash(head: DFlashHead, folder: str | os.PathLike[str], *, with_head:
         "state_norms": shape.feature_norms,
         "first_predicts": shape.first_predicts,
         _RAW: shape.raw_embedding,
-        "markov_rank": shape.markov_rank,
+        **parts,
         "enable_confidence_head": shape.confidence != "none",
         "confidence_head_with_markov": shape.confidence == "place and token",
         _SCALE: None if head.confidence_scale is None else np.asarray(head.confidence_scale).tolist(),
@@ -240,8 +241,10 @@ def write_dflash(head: DFlashHead, folder: str | os.PathLike[str], *, with_head:
 def _dflash_config(config: dict[str, Any], target_tokens: int, vocab_size: int, built_in: bool) -> DFlashConfig:
     for name in ("block_size", "target_layer_ids"):
         need_setting(config, name, "DFlash head")
-    found = (kind.of(config, target_tokens, vocab_size) for kind in CORRECTIONS)
-    corrections = [] if built_in else [correction for correction in found if correction is not None]
+    # In jaxspec's layout, a correction reads every token of the target; the vanilla Markov head is the network's.
+    drafted = target_tokens if built_in else vocab_size
+    found = (kind.of(config, target_tokens, drafted) for kind in CORRECTIONS)
+    corrections = [correction for correction in found if correction is not None]
     if len(corrections) > 1:
         names = " and ".join(type(correction).__name__ for correction in corrections)
         raise settings.SettingError("architectures", f"expected one correction of a block's drafts, got {names}")

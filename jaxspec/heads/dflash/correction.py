@@ -10,10 +10,11 @@ One that is `parallel` guesses all drafts at once instead, and its drafts are ce
 """
 
 import abc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import flax.linen as nn
+from jax import Array
 from jax.typing import DTypeLike
 
 from jaxspec.families.base import ParamMapping
@@ -97,6 +98,27 @@ class Correction(abc.ABC):
     @abc.abstractmethod
     def build(self, config: BlockShape, dtype: DTypeLike) -> nn.Module:
         """Returns its module, as a submodule of the caller."""
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings that describe it in jaxspec's layout, if it is trained here.
+
+        Raises:
+          ValueError: it is not.
+        """
+        raise ValueError(f"heads with {type(self).__name__} are not written; keep the folder that the head came from")
+
+    def begun(self, params: Any, rows: Callable[[int], Array]) -> Any:
+        """Returns new parameters with which it does not change logits yet, as a start of training.
+
+        Args:
+          params: random ones.
+          rows: `rows(rank)` returns similar rows for similar tokens of the target, `[v, rank]`.
+
+        Raises:
+          ValueError: it is not trained here.
+        """
+        del params, rows
+        raise ValueError(f"heads with {type(self).__name__} are not trained here; load one")
 
     @abc.abstractmethod
     def mappings(self, config: BlockShape) -> Iterator[ParamMapping]:

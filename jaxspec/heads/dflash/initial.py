@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +14,10 @@ from jaxtyping import Float, Int
 
 from jaxspec.core.typed import DEPTH, WIDTH, typed
 from jaxspec.heads import untrained
+from jaxspec.heads.dflash.correction import Correction
 from jaxspec.heads.dflash.head import DFlashHead
 from jaxspec.heads.dflash.network import DFlashConfig, DFlashNetwork
+from jaxspec.heads.dflash.selector import Convolution
 from jaxspec.nn.language_model import LanguageModel
 
 
@@ -79,16 +83,39 @@ def init(
         confidence=confidence,
         dtype=jnp.float32,
     )
+    dtype = jnp.dtype(target.dtype if dtype is None else dtype)
+    return begun(module, target, rng, ids, capture, dtype)
+
+
+def begun(
+    module: DFlashNetwork, target: LanguageModel, rng: Array, ids: Int[Array, "n"], capture: tuple[int, ...], dtype: Any
+) -> DFlashHead:
+    """Returns a network with parameters to start training from, whose correction does not change logits yet.
+
+    Args:
+      module: the network, in float32.
+      target: the model to draft for.
+      rng: a JAX key for the random weights.
+      ids: the draft vocabulary.
+      capture: the target's hidden states that it reads.
+      dtype: the dtype of weights and activations.
+    """
     params = jax.jit(functools.partial(module.init, method="every_parameter"))(rng)["params"]
     # The frozen output head expects normalized states of the target, and the highest state is the most informative.
     params["final_norm"] = {"scale": jnp.asarray(target.params["final_norm"]["scale"], jnp.float32)}
-    width = module.config.width
+    config, width = module.config, module.config.width
     params["mix"] = {"kernel": params["mix"]["kernel"].at[:, -width:].add(jnp.eye(width, dtype=jnp.float32))}
-    if markov_rank:
+    if config.markov_rank:
         # Similar tokens of the target start with similar rows; at first, none of them changes the next logits.
-        params["markov_before"] = _principal_components(target, ids, markov_rank)
+        params["markov_before"] = _principal_components(target, ids, config.markov_rank)
         params["markov_after"] = jnp.zeros_like(params["markov_after"])
-    dtype = jnp.dtype(target.dtype if dtype is None else dtype)
+    if config.correction is not None:
+        every = jnp.arange(target.vocab_size, dtype=jnp.int32)
+        rows = functools.partial(_principal_components, target, every)
+        params["correction"] = config.correction.begun(params["correction"], lambda rank: rows(rank)[:-1])
+    if config.convolution is not None:
+        for layer, part in itertools.product(range(config.num_layers), ("attention_conv", "mlp_conv")):
+            params[f"layer_{layer}"][part] = config.convolution.begun(params[f"layer_{layer}"][part])
     params = untrained.in_dtype(params | {"head": target.head[ids]}, dtype)
     return DFlashHead.of(dataclasses.replace(module, dtype=dtype), params, ids, capture, target.vocab_size)
 
@@ -111,6 +138,9 @@ def network_for(
     markov_rank: int,
     confidence: bool,
     dtype: DTypeLike,
+    first_predicts: bool = True,
+    correction: Correction | None = None,
+    convolution: Convolution | None = None,
 ) -> DFlashNetwork:
     """Returns the network that fits a target.
 
@@ -118,14 +148,18 @@ def network_for(
       target: the model to draft for.
       capture: the target's hidden states that it reads.
       vocab_size: the number of tokens that it can guess.
-      block_size: the number of drafts of a block.
+      block_size: the number of tokens of a block.
       num_layers: the number of layers.
       mlp_width: the inner width of its feed-forward blocks.
       markov_rank: the rank of its Markov head; 0 means none.
       confidence: whether it has a confidence head.
       dtype: the dtype of weights and activations.
+      first_predicts: whether the block's first place predicts the token after it.
+      correction: the correction of drafts, instead of a Markov head.
+      convolution: the convolutions around each sublayer.
     """
     config = target.module.config
+    rank = markov_rank if correction is None else correction.token_rank
     shape = DFlashConfig(
         vocab_size=vocab_size,
         num_layers=num_layers,
@@ -143,7 +177,10 @@ def network_for(
         num_features=len(capture),
         feature_norms=True,
         markov_rank=markov_rank,
-        confidence="none" if not confidence else "place and token" if markov_rank else "place",
+        confidence="none" if not confidence else "place and token" if rank else "place",
+        first_predicts=first_predicts,
+        correction=correction,
+        convolution=convolution,
     )
     return DFlashNetwork(shape, jnp.dtype(dtype))
 

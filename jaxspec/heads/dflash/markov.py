@@ -64,6 +64,14 @@ class Markov(Correction):
     def reads_anchor(self):
         return self.kind == "rnn"  # its state passes the first place too
 
+    def settings(self):
+        if self.kind == "vanilla":  # jaxspec's layout has the network's own, over the draft vocabulary
+            return super().settings()
+        return {"markov_rank": self.rank, "markov_head_type": self.kind}
+
+    def begun(self, params, rows):
+        return params | {"markov_before": rows(self.rank), "markov_after": jnp.zeros_like(params["markov_after"])}
+
     def build(self, config, dtype):
         return MarkovHead(self, config.vocab_size, dtype)
 

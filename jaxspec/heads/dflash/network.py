@@ -319,11 +319,14 @@ class DFlashNetwork(nn.Module):
                 self.refined(jnp.zeros((1, 2), jnp.int32), x, logits, jnp.arange(config.vocab_size, dtype=jnp.int32))
             else:
                 self.corrected(self.start(token, state), jnp.int32(0), token, zeros, state, logits[:, :1])
-        before = self.before(jnp.zeros(x.shape[:2], jnp.int32)) if config.markov_rank else None
-        if before is not None:
+        tokens, before = jnp.zeros(x.shape[:2], jnp.int32), None
+        if config.markov_rank:
+            before = self.before(tokens)
             self.added(before)
+        if correction is not None and correction.token_rank:
+            before = self.before_of(tokens)
         if config.confidence != "none":
-            self.trusted(x, before if config.correction is None else self.before_of(jnp.zeros(x.shape[:2], jnp.int32)))
+            self.trusted(x, before)
 
 
 def _own_block(blocks: int, size: int, ahead: int | None) -> Bool[Array, "t t"]:

@@ -39,6 +39,7 @@ class Selector(Correction):
     Attributes:
       rank: the size of its codes of tokens.
       top_k: the number of candidates of a place.
+      tokens: the number of tokens with a code as predecessors; 0 means as many as can be drafted.
     """
 
     SETTINGS: ClassVar[Mapping[str, Setting]] = {
@@ -47,6 +48,7 @@ class Selector(Correction):
     }
     rank: int
     top_k: int
+    tokens: int = 0
 
     @classmethod
     def of(cls, config, target_tokens, draft_tokens):
@@ -57,19 +59,25 @@ class Selector(Correction):
         top_k = need_setting(config, "selector_top_k", "DFlash2 head")
         if top_k > target_tokens:
             raise SettingError("selector_top_k", f"expected at most the target's {target_tokens} tokens, got {top_k}")
-        return cls(config["selector_rank"], top_k)
+        return cls(config["selector_rank"], top_k, target_tokens)
 
     @property
     def candidates(self):
         return self.top_k
 
+    def settings(self):
+        return {"selector_rank": self.rank, "selector_top_k": self.top_k}
+
+    def begun(self, params, rows):
+        return params | {"predecessors": rows(self.rank), "successors": jnp.zeros_like(params["successors"])}
+
     def build(self, config, dtype):
         return SelectorHead(self, config.width, config.vocab_size, dtype)
 
     def mappings(self, config):
-        name, codes = "candidate_selector", (config.vocab_size, self.rank)
-        yield map_tensor(("correction", "predecessors"), f"{name}.predecessor_codebook", codes)
-        yield map_tensor(("correction", "successors"), f"{name}.successor_codebook", codes)
+        name, before, after = "candidate_selector", self.tokens or config.vocab_size, config.vocab_size
+        yield map_tensor(("correction", "predecessors"), f"{name}.predecessor_codebook", (before, self.rank))
+        yield map_tensor(("correction", "successors"), f"{name}.successor_codebook", (after, self.rank))
         yield map_tensor(("correction", "reduce"), f"{name}.hidden_projection.weight", (self.rank, config.width))
 
 
@@ -82,9 +90,9 @@ class SelectorHead(nn.Module):
     dtype: DTypeLike
 
     def setup(self):
-        codes = (self.vocab_size, self.spec.rank)
-        self.predecessors = self.param("predecessors", _init, codes, self.dtype)
-        self.successors = self.param("successors", _init, codes, self.dtype)
+        before, rank = self.spec.tokens or self.vocab_size, self.spec.rank
+        self.predecessors = self.param("predecessors", _init, (before, rank), self.dtype)
+        self.successors = self.param("successors", _init, (self.vocab_size, rank), self.dtype)
         self.reduce = self.param("reduce", _init, (self.spec.rank, self.width), self.dtype)
 
     def start(self, tokens: Int[Array, "b 1"], states: Float[Array, "b 1 d"] | None) -> tuple[()]:
@@ -135,6 +143,15 @@ class Convolution:
         if width % group:
             raise SettingError("conv_group_size", f"expected a divisor of the width {width}, got {group}")
         return cls(config["conv_kernel_size"], group)
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings that describe it."""
+        return {"conv_kernel_size": self.taps, "conv_group_size": self.group}
+
+    def begun(self, params: Any) -> Any:
+        """Returns new parameters with which it changes nothing yet."""
+        base = jnp.zeros_like(params["base"]).at[:, 0].set(1)
+        return params | {"base": base, "change": jax.tree.map(jnp.zeros_like, params["change"])}
 
     def mappings(self, width: int, path: tuple[str, ...], name: str) -> Iterator[ParamMapping]:
         """Yields the parameters of one sublayer's convolutions; `name` is the prefix of its tensors' names."""

@@ -10,7 +10,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from jaxspec.heads.dflash.checkpoint import _dflash_config, write_dflash
+from jaxspec.heads.dflash.domino import Domino
 from jaxspec.heads.dflash.head import DFlashHead
+from jaxspec.heads.dflash.markov import Markov
+from jaxspec.heads.dflash.selector import Convolution, Selector
 from jaxspec.text.names import load_head
 from tests._fixtures import tiny
 from tests._fixtures.dflash import Reference, random_head
@@ -249,6 +252,37 @@ def test_which_layers_of_specforge_are_causal(settings, causal):
     assert _dflash_config(config, tiny.VOCAB, tiny.VOCAB, built_in=False).causal_layers == causal
 
 
-def test_networks_that_our_layout_cannot_say(tmp_path):
-    with pytest.raises(ValueError, match="windows or causal layers"):
-        write_dflash(random_head(TARGET, windows=(None, 3)), tmp_path / "head")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"correction": Markov("gated", RANK, tiny.VOCAB), "confidence": "place and token"},
+        {"correction": Markov("rnn", RANK, tiny.VOCAB)},
+        {
+            "correction": Selector(RANK, 2, tiny.VOCAB),
+            "convolution": Convolution(2, 4),
+            "first_predicts": False,
+            "confidence": "place",
+        },
+    ],
+    ids=["gated", "rnn", "selector"],
+)
+def test_corrections_of_a_draft_vocabulary_are_written_and_read(tmp_path, options):
+    head = random_head(TARGET, ids=(1, 2, 4), **options)
+    write_dflash(head, tmp_path / "head")
+    found = load_head(tmp_path / "head", TARGET)
+    assert found.module == head.module
+    rounded = jax.tree.map(lambda x: np.asarray(x.astype(jnp.bfloat16), np.float32), head.params)
+    jax.tree.map(np.testing.assert_array_equal, found.params, rounded)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"windows": (None, 3)}, "windows or causal layers"),
+        ({"correction": Domino(3, 4, 1)}, "heads with Domino are not written"),
+        ({"correction": Markov("vanilla", RANK, tiny.VOCAB), "ids": (1, 2)}, "heads with Markov are not written"),
+    ],
+)
+def test_networks_that_our_layout_cannot_say(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        write_dflash(random_head(TARGET, **options), tmp_path / "head")
