@@ -190,8 +190,8 @@ def kinds() -> "Mapping[str, type[Recipe]]":
     from jaxspec.text.names import HEADS
     from jaxspec.training.distill import DistillRecipe
 
-    heads = {kind.name: kind.recipe for kind in HEADS}
-    return {name: recipe for name, recipe in heads.items() if recipe is not None} | {"distill": DistillRecipe}
+    heads = {name: recipe for kind in HEADS for name, recipe in kind.recipes.items()}
+    return heads | {"distill": DistillRecipe}
 
 
 def whole_models() -> "Mapping[str, type[Recipe]]":

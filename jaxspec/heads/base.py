@@ -30,6 +30,7 @@ class HeadKind:
       init_at: the path of the function that creates an untrained head.
       drafter_at: the path of the class or function that makes a drafter from a head.
       recipe_at: the path of its training recipe; `None` if jaxspec does not train it.
+      variants_at: the paths of the recipes of its variants, by the names of their commands.
 
     Example:
       >>> from jaxspec.heads.eagle import KIND
@@ -45,6 +46,7 @@ class HeadKind:
     init_at: str
     drafter_at: str
     recipe_at: str | None = None
+    variants_at: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
 
     @property
     def head(self) -> type[Network]:
@@ -70,6 +72,12 @@ class HeadKind:
     def recipe(self) -> type[Recipe] | None:
         """The class of its training recipe; `None` if jaxspec does not train it."""
         return None if self.recipe_at is None else self._import(self.recipe_at)
+
+    @property
+    def recipes(self) -> dict[str, type[Recipe]]:
+        """The classes of all its training recipes, by the names of their commands."""
+        own = {} if self.recipe is None else {self.name: self.recipe}
+        return own | {name: self._import(place) for name, place in self.variants_at.items()}
 
     def _import(self, place: str) -> Any:
         module, _, name = place.rpartition(".")

@@ -50,6 +50,8 @@ RECIPES = {
     jaxspec.heads.medusa.MedusaRecipe: ("num_heads", "places", "decay"),
     functools.partial(jaxspec.heads.eagle.EagleRecipe, (0, 1)): ("steps", "places", "decay", "k"),
     functools.partial(jaxspec.heads.dflash.DFlashRecipe, (0, 1)): ("block_size", "trust", "k"),
+    functools.partial(jaxspec.heads.dflash.DSparkRecipe, (0, 1)): ("markov_rank", "markov_head"),
+    functools.partial(jaxspec.heads.dflash.DFlash2Recipe, (0, 1)): ("selector_top_k", "conv_group_size"),
 }
 SIGNATURES = (None, 5, "a", {}, jaxspec.Greedy, lambda: 0, lambda a: 0, lambda a, b, c, d, e: 0, lambda *, a, b: 0)
 

@@ -145,6 +145,20 @@ MUTANTS = (
         (_LOSS,),
     ),
     Mutant(
+        "in training, a correction reads the draft instead of the token before it",
+        _TRAINING,
+        "tokens[..., :-1].reshape(known.shape[:2])",
+        "tokens[..., 1:].reshape(known.shape[:2])",
+        ("tests/heads/dflash/test_training.py::test_drafts_are_corrected_after_the_text_s_own_tokens[selector]",),
+    ),
+    Mutant(
+        "a selector does not learn which tokens are candidates",
+        _TRAINING,
+        "return super().divergence(blocks) + ForwardKL()(blocks.target_log_probs, blocks.base_log_probs)",
+        "return super().divergence(blocks)",
+        ("tests/heads/dflash/test_training.py::test_dflash2_learns_candidates_and_their_order",),
+    ),
+    Mutant(
         "a recurrent Markov head forgets what it kept",
         "heads/dflash/markov.py",
         "kept, latent = self._recur(kept, before, states)",

@@ -17,7 +17,11 @@ with _epy.lazy_api_imports(globals()):
     from jaxspec.heads.dflash.constructions.table import CONSTRUCTIONS as CONSTRUCTIONS
     from jaxspec.heads.dflash.head import DFlashDrafter as DFlashDrafter, DFlashHead as DFlashHead
     from jaxspec.heads.dflash.initial import init as init
-    from jaxspec.heads.dflash.training import DFlashRecipe as DFlashRecipe
+    from jaxspec.heads.dflash.training import (
+        DFlash2Recipe as DFlash2Recipe,
+        DFlashRecipe as DFlashRecipe,
+        DSparkRecipe as DSparkRecipe,
+    )
     from jaxspec.heads.dflash.tree import DFlashTreeDrafter as DFlashTreeDrafter
 
 
@@ -37,4 +41,5 @@ KIND = HeadKind(
     init_at="initial.init",
     drafter_at="head.DFlashDrafter",
     recipe_at="training.DFlashRecipe",
+    variants_at={"dspark": "training.DSparkRecipe", "dflash2": "training.DFlash2Recipe"},
 )

@@ -15,11 +15,12 @@ A confidence head is calibrated last, by sequential temperature scaling (DSpark,
 separate number, fitted one draft after the other with the earlier ones fixed.
 """
 
+import abc
 import dataclasses
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,10 @@ from jaxspec.drafters.base import Drafter
 from jaxspec.heads import untrained
 from jaxspec.heads.dflash.checkpoint import read_dflash, write_dflash
 from jaxspec.heads.dflash.head import DFlashDrafter, DFlashHead
-from jaxspec.heads.dflash.initial import default_capture, init, network_for
+from jaxspec.heads.dflash.initial import begun, default_capture, network_for
+from jaxspec.heads.dflash.markov import Kind, Markov
+from jaxspec.heads.dflash.network import DFlashNetwork
+from jaxspec.heads.dflash.selector import Convolution, Selector
 from jaxspec.io.files import read_json
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.matmul import project
@@ -42,8 +46,8 @@ from jaxspec.training.recipe import Features, Recipe, check_at_least, option
 
 
 @dataclasses.dataclass(frozen=True)
-class DFlashRecipe(Recipe):
-    """Trains a DFlash head with DSpark's heads and losses, whose output head is the target's, frozen.
+class BlockRecipe(Recipe):
+    """Trains a head that drafts a block in one pass, with DSpark's losses, whose output head is the target's, frozen.
 
     A block costs about `6 * block_size * (parameters of the layers + rows of the head * width)` flops and its labels
     `2 * block_size * rows * width`. A token of the text costs `6 * (parameters of the mix and of keys and values)`, and
@@ -54,13 +58,7 @@ class DFlashRecipe(Recipe):
     normalized before they are mixed.
 
     References:
-      DFlash (2026), arXiv:2602.06036.
       DSpark, the paper in the repository deepseek-ai/DeepSpec, section 3.3.
-
-    Example:
-      >>> from jaxspec.heads.dflash import DFlashRecipe
-      >>> DFlashRecipe.of(target, block_size=4).capture
-      (2,)
     """
 
     capture: tuple[int, ...] = option("The target's states that it reads.")
@@ -70,7 +68,6 @@ class DFlashRecipe(Recipe):
     )
     num_layers: int = option("The drafter's number of layers.", default=2)
     mlp_width: int = option("The inner width of its feed-forward blocks.", default=1024)
-    markov_rank: int = option("The rank of its Markov head; 0 means none.", default=64)
     confidence: bool = option("Whether it has a confidence head.", default=True)
     anchor_every: int = option("The number of tokens of the padded text for each anchor in an answer.", default=8)
     decay: float = option("Draft i weighs exp(-i / decay).", default=4.0)
@@ -81,7 +78,7 @@ class DFlashRecipe(Recipe):
 
     def __post_init__(self):
         check_at_least(self, 1, "block_size", "draft_vocabulary", "num_layers", "mlp_width", "anchor_every", "k")
-        check_at_least(self, 0, "markov_rank", "cross_entropy", "total_variation", "trust")
+        check_at_least(self, 0, "cross_entropy", "total_variation", "trust")
         if not self.decay > 0:
             raise ValueError(f"decay must be above 0, got {self.decay}")
         # Checked before training instead of at the first evaluation.
@@ -90,14 +87,15 @@ class DFlashRecipe(Recipe):
 
     @classmethod
     @typed("target")
-    def of(cls, target: LanguageModel, **options: Any) -> "DFlashRecipe":
+    def of(cls, target: LanguageModel, **options: Any) -> Self:
         """Returns the recipe with DFlash's choice of the target's states: four, evenly spaced."""
         options.setdefault("capture", default_capture(target))
         return cls(**options)
 
     def init(self, key, target, token_counts):
-        options = {"draft_vocabulary": self.draft_vocabulary, "token_counts": token_counts, "dtype": jnp.float32}
-        head = init(target, key, capture=self.capture, **self._sizes, **options)
+        ids = jnp.asarray(untrained.draft_vocabulary(target, self.draft_vocabulary, token_counts))
+        network = self._network(target, len(ids), jnp.dtype(jnp.float32))
+        head = begun(network, target, key, ids, self.capture, jnp.dtype(jnp.float32))
         return {"network": {name: x for name, x in head.params.items() if name != "head"}, "ids": head.ids}
 
     def loss(self, params, target, batch, features, key):
@@ -105,7 +103,7 @@ class DFlashRecipe(Recipe):
         anchors, chosen = choose_anchors(batch, max(batch.tokens.shape[1] // self.anchor_every, 1), key)
         blocks = Blocks.of(head, target, batch, features, anchors, chosen)
         counts, agreement = blocks.counts, acceptance(blocks.target_log_probs, blocks.draft_log_probs)
-        terms = self.cross_entropy * ForwardKL()(blocks.target_log_probs, blocks.draft_log_probs)
+        terms = self.cross_entropy * self.divergence(blocks)
         terms += self.total_variation * 2 * (1 - agreement)
         reported = self._reported(agreement, counts)
         # The first draft's acceptance under the target's whole distribution, not only its part in the draft vocabulary.
@@ -140,8 +138,16 @@ class DFlashRecipe(Recipe):
         dtype = network["mask"].dtype
         rows = {"head": target.head[ids].astype(dtype)}
         size = untrained.draft_vocabulary_size(target, self.draft_vocabulary)
-        module = network_for(target, self.capture, size, **self._sizes, dtype=dtype)
+        module = self._network(target, size, dtype)
         return DFlashHead.of(module, network | rows, ids, self.capture, target.vocab_size)
+
+    def divergence(self, blocks: "Blocks") -> Float[Array, "b a k"]:
+        """Returns the divergence of each draft's distribution from the target's, weighted by `cross_entropy`."""
+        return ForwardKL()(blocks.target_log_probs, blocks.draft_log_probs)
+
+    @abc.abstractmethod
+    def parts(self, target: LanguageModel) -> dict[str, Any]:
+        """Returns the arguments of `network_for` in which the heads of different recipes differ."""
 
     def _reported(self, agreement: Float[Array, "b a k"], counts: Bool[Array, "b a k"]) -> dict[str, Float[Array, ""]]:
         """Returns each draft's mean acceptance, and the expected number of tokens that a round emits."""
@@ -150,10 +156,109 @@ class DFlashRecipe(Recipe):
         reach = jnp.cumprod(jnp.where(counts, agreement, 0.0), axis=-1)
         return reported | {"length": 1 + masked_mean(jnp.sum(reach, axis=-1), counts[..., 0])}
 
-    @property
-    def _sizes(self) -> dict[str, Any]:
-        names = ("block_size", "num_layers", "mlp_width", "markov_rank", "confidence")
-        return {name: getattr(self, name) for name in names}
+    def _network(self, target: LanguageModel, vocab_size: int, dtype: Any) -> DFlashNetwork:
+        sizes = {"num_layers": self.num_layers, "mlp_width": self.mlp_width, "confidence": self.confidence}
+        return network_for(target, self.capture, vocab_size, **sizes, **self.parts(target), dtype=dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class DFlashRecipe(BlockRecipe):
+    """Trains a DFlash head with DSpark's heads and losses, whose output head is the target's, frozen.
+
+    References:
+      DFlash (2026), arXiv:2602.06036.
+      DSpark, the paper in the repository deepseek-ai/DeepSpec, section 3.3.
+
+    Example:
+      >>> from jaxspec.heads.dflash import DFlashRecipe
+      >>> DFlashRecipe.of(target, block_size=4).capture
+      (2,)
+    """
+
+    markov_rank: int = option("The rank of its Markov head; 0 means none.", default=64)
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(self, 0, "markov_rank")
+
+    def parts(self, target):
+        return {"block_size": self.block_size, "markov_rank": self.markov_rank}
+
+
+@dataclasses.dataclass(frozen=True)
+class DSparkRecipe(DFlashRecipe):
+    """Trains a DSpark head with a vanilla, gated or recurrent Markov head, whose output head is the target's, frozen.
+
+    A vanilla one is that of `DFlashRecipe`. A gated one also uses the state of a draft's place, and a recurrent one all
+    drafts before it.
+
+    References:
+      DSpark, the paper in the repository deepseek-ai/DeepSpec, sections 3.1 and 3.3.
+
+    Example:
+      >>> from jaxspec.heads.dflash import DSparkRecipe
+      >>> DSparkRecipe.of(target, markov_head="gated").markov_rank
+      64
+    """
+
+    markov_head: str = option("The kind of its Markov head: vanilla, gated or rnn.", default="vanilla")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.markov_head not in (kinds := get_args(Kind)):
+            raise ValueError(f"markov_head must be one of {', '.join(kinds)}, got {self.markov_head!r}")
+        if self.markov_head != "vanilla" and not self.markov_rank:
+            raise ValueError(f"a {self.markov_head} Markov head needs a markov_rank above 0, got 0")
+
+    def parts(self, target):
+        if self.markov_head == "vanilla":
+            return super().parts(target)
+        correction = Markov(cast(Kind, self.markov_head), self.markov_rank, target.vocab_size)
+        return {"block_size": self.block_size, "markov_rank": 0, "correction": correction}
+
+
+@dataclasses.dataclass(frozen=True)
+class DFlash2Recipe(BlockRecipe):
+    """Trains a DFlash2 head: in place, with convolutions, whose drafts are selected among the best candidates.
+
+    The acceptance that it learns is that of the selected drafts. The cross-entropy is that of the candidates' scores
+    and of the logits that candidates are chosen by, so that the target's tokens are among them. No draft is accepted
+    with more than the target's probability of all candidates.
+
+    References:
+      DFlash2 (2026), in the package `dflash`.
+
+    Example:
+      >>> from jaxspec.heads.dflash import DFlash2Recipe
+      >>> DFlash2Recipe.of(target, block_size=4, conv_group_size=4).selector_top_k
+      16
+    """
+
+    selector_rank: int = option("The size of the selector's codes of tokens.", default=64)
+    selector_top_k: int = option("The number of candidates of a draft.", default=16)
+    conv_kernel_size: int = option("The number of places that a convolution reads.", default=2)
+    conv_group_size: int = option("The number of channels that share a change of a convolution's kernel.", default=16)
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(self, 1, "selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size")
+
+    def divergence(self, blocks):
+        return super().divergence(blocks) + ForwardKL()(blocks.target_log_probs, blocks.base_log_probs)
+
+    def parts(self, target):
+        width = target.module.config.width
+        if width % self.conv_group_size:
+            raise ValueError(f"conv_group_size must divide the width {width}, got {self.conv_group_size}")
+        size = untrained.draft_vocabulary_size(target, self.draft_vocabulary)
+        return {
+            # The first place is the last token of the text, and predicts nothing.
+            "block_size": self.block_size + 1,
+            "first_predicts": False,
+            "markov_rank": 0,
+            "correction": Selector(self.selector_rank, min(self.selector_top_k, size), target.vocab_size),
+            "convolution": Convolution(self.conv_kernel_size, self.conv_group_size),
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +267,7 @@ class Blocks:
 
     Attributes:
       draft_log_probs: the draft distribution of each place, over the draft vocabulary.
+      base_log_probs: the distribution of the logits without correction.
       target_log_probs: the target's distribution, renormalized over the same tokens.
       odds: the estimated log-odds of acceptance; `None` without a confidence head.
       counts: which drafts are tokens of an answer that follow only tokens that can be drafted.
@@ -169,6 +275,7 @@ class Blocks:
     """
 
     draft_log_probs: Float[Array, "b a k n"]
+    base_log_probs: Float[Array, "b a k n"]
     target_log_probs: Float[Array, "b a k n"]
     odds: Float[Array, "b a k"] | None
     counts: Bool[Array, "b a k"]
@@ -204,16 +311,19 @@ class Blocks:
         counts = jnp.cumprod((answer[..., 1:] & could).astype(jnp.int32), axis=-1).astype(jnp.bool_)
         counts = counts & chosen[..., None]
         context = head.context(features.hidden, jnp.zeros(anchors.shape[:1], jnp.int32))
-        known = head.blocks(target.embed(tokens[..., 0]), anchors, context)
+        states = head.blocks(head.embed(target, tokens[..., 0]), anchors, context)
         split = lambda x: x.reshape(*counts.shape, *x.shape[2:])  # noqa: E731
-        known = known.reshape(known.shape[0], -1, known.shape[-1])
-        before = head.before(tokens[..., :-1].reshape(known.shape[:2]))
-        draft_log_probs = jax.nn.log_softmax(head.logits(known) + head.added(before))
+        known = states[:, :, -drafts:].reshape(states.shape[0], -1, states.shape[-1])
+        logits, previous = head.logits(known), tokens[..., :-1].reshape(known.shape[:2])
+        anchor = states[:, :, :1].reshape(-1, 1, states.shape[-1]) if head.config.keeps_anchor else None
+        by_block = (x.reshape(-1, drafts, *x.shape[2:]) for x in (previous, known, logits))
+        corrected = _corrected(head, target, anchor, *by_block).reshape(logits.shape)
+        draft_log_probs, base = jax.nn.log_softmax(corrected), jax.nn.log_softmax(logits)
         at = jnp.minimum(_places(anchors, drafts), batch.tokens.shape[1] - 1).reshape(known.shape[:2])
-        states = target.normalize(at_places(features.last, at))
-        target_log_probs = jax.nn.log_softmax(project(states, head.params["head"]).astype(jnp.float32))
-        odds = None if head.config.confidence == "none" else split(head.odds(known, before))
-        return cls(split(draft_log_probs), split(target_log_probs), odds, counts, split(states))
+        last = target.normalize(at_places(features.last, at))
+        target_log_probs = jax.nn.log_softmax(project(last, head.params["head"]).astype(jnp.float32))
+        odds = None if head.config.confidence == "none" else split(head.odds(known, head.before(previous)))
+        return cls(split(draft_log_probs), split(base), split(target_log_probs), odds, counts, split(last))
 
     def log_coverage(self, head: DFlashHead, target: LanguageModel, drafts: int) -> Float[Array, "b a m"]:
         """Returns the log of the target's probability of the draft vocabulary, for each block's first `drafts`."""
@@ -223,6 +333,32 @@ class Blocks:
         flat = states.reshape(states.shape[0], -1, states.shape[-1])
         total = lambda rows: jax.nn.logsumexp(project(flat, rows).astype(jnp.float32), axis=-1)  # noqa: E731
         return (total(head.params["head"]) - total(target.head)).reshape(states.shape[:-1])
+
+
+def _corrected(
+    head: DFlashHead,
+    target: LanguageModel,
+    anchor: Float[Array, "r 1 d"] | None,
+    tokens: Int[Array, "r k"],
+    states: Float[Array, "r k d"],
+    logits: Float[Array, "r k n"],
+) -> Float[Array, "r k n"]:
+    """Returns the corrected logits of `r` blocks' drafts, each after the text's own `tokens`.
+
+    Drafts matter only while those before were accepted, and those are the tokens that the target wrote.
+    """
+    if head.config.correction is None:
+        return logits + head.added(head.before(tokens))
+
+    def draft(kept, place):
+        number, *given = place
+        corrected, kept = head.corrected(target, kept, number, *given)
+        return kept, corrected[:, 0]
+
+    by_place = [jnp.swapaxes(x, 0, 1)[:, :, None] for x in (tokens, states, logits)]
+    numbers = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+    _, found = jax.lax.scan(draft, head.start(tokens[:, :1], anchor), (numbers, *by_place))
+    return jnp.swapaxes(found, 0, 1)
 
 
 def choose_anchors(batch: Batch, count: int, key: Array) -> tuple[Int[Array, "b a"], Bool[Array, "b a"]]:
