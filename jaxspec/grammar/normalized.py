@@ -18,7 +18,7 @@ from jaxspec.grammar.dialect import NO_ESCAPE, conjuncts, is_unwritten, problem_
 from jaxspec.grammar.formats import AS_CHOICES, AS_PATTERNS, FORMATS, KNOWN
 from jaxspec.grammar.property_names import NotFollowedError, names_of, properties_of
 from jaxspec.grammar.references import referred
-from jaxspec.grammar.schema import TYPES, with_bounded_numbers
+from jaxspec.grammar.schema import TYPES, with_bounded_numbers, without_idle
 
 # The keywords that constrain a value. All others are annotations, except for those below.
 _KEPT = {"type", "enum", "const", "properties", "required", "additionalProperties", "patternProperties", "anyOf"}
@@ -219,6 +219,7 @@ class _Reader:
         if isinstance(own.get("items"), list):  # as in drafts before 2020-12
             own["prefixItems"] = own.pop("items")
             own |= {"items": schema["additionalItems"]} if "additionalItems" in schema else {}
+        own = without_idle(own)
         found: list[Any] = []
         # In their order, which is the order of the properties in the text.
         order = [key if key in ("$ref", "allOf") else "" for key in schema if key in {"$ref", "allOf", *own}]

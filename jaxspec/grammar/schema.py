@@ -40,6 +40,12 @@ _INTEGER = re.compile(re.escape("(0|[1-9][0-9]*)") + r"(?!\)\(\\\.)")
 _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 TYPES = {"string", "integer", "number", "boolean", "null", "array", "object"}
 _SHAPES = frozenset(("object", "array", "scalar"))
+# The keywords that constrain values of one type only.
+_OF_TYPE = {
+    "object": {"properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"},
+    "array": {"items", "prefixItems", "minItems", "maxItems"},
+    "string": {"minLength", "maxLength", "pattern", "format"},
+}
 
 
 def as_dict(schema: Any) -> dict[str, Any]:
@@ -114,6 +120,14 @@ def _unescaped(schema: Any) -> Any:
         return schema
     found = {key: _unescaped(one) for key, one in schema.items()}
     return found | ({"pattern": unescaped(found["pattern"])} if isinstance(found.get("pattern"), str) else {})
+
+
+def without_idle(schema: dict[str, Any]) -> dict[str, Any]:
+    """Returns a schema without keywords for values of types that it does not allow, which expressions would follow."""
+    kinds = schema.get("type", TYPES)
+    kinds = {kinds} if isinstance(kinds, str) else set(kinds)
+    idle = {name for kind, names in _OF_TYPE.items() if kind not in kinds for name in names}
+    return {key: value for key, value in schema.items() if key not in idle}
 
 
 def with_bounded_numbers(schema: Any) -> Any:

@@ -26,6 +26,7 @@ SCHEMAS = {
     "large numbers": {"enum": [10**20, -(2**62)]},
     "strange values": {"enum": ['"', "\\", "\n", "😀", "a\tb", {"a": [1]}, []]},
     "constant": {"const": "a.b"},
+    "keywords of another type": NAME | {"properties": {"a": {"type": "integer"}}, "required": ["a"], "minItems": 1},
     "object": PERSON,
     "open": PERSON | {"additionalProperties": True},
     "typed rest": PERSON | {"additionalProperties": {"type": "boolean"}},

@@ -613,4 +613,11 @@ MUTANTS = (
         "if multiples and not defined and is_unwritten({}):",
         ("tests/grammar/test_normalized.py::test_what_cannot_be_followed_is_named",),
     ),
+    Mutant(
+        "keywords for values of another type decide about a table",
+        "grammar/normalized.py",
+        "        own = without_idle(own)\n",
+        "",
+        ("tests/grammar/test_languages.py::test_table_host_and_judge",),
+    ),
 )
