@@ -25,7 +25,11 @@ from jaxspec.io.files import FileFormatError, as_path, read_json, write_text
 _logger = logging.getLogger(__name__)
 
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
-NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+# A model may have others, such as image_token.
+NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_NAME = re.compile(r"[A-Za-z]\w*_token", re.ASCII)
+# Variables of a chat template that `apply_chat_template` sets itself.
+SET_HERE = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 
 
 class Tokenizer:
@@ -54,7 +58,8 @@ class Tokenizer:
 
         Args:
           backend: the tokenizer. Its truncation, padding and dropout are not used: they belong to training.
-          special_tokens: the texts of `bos_token`, `eos_token`, `unk_token` and `pad_token`; `None` means absent.
+          special_tokens: the texts of `bos_token`, `eos_token`, `unk_token`, `pad_token` and others of such names,
+            which the chat template may read; `None` means absent.
           eos_token_ids: the id of every token that ends a text or a turn.
           chat_template: a Jinja template in the convention of transformers.
           response_template: how a model's answers are read, in the convention of transformers.
@@ -67,7 +72,7 @@ class Tokenizer:
             validate.instance("special_tokens", special_tokens, Mapping, 'pass {"eos_token": "</s>"}, say')
         self._backend = _untrimmed(backend)
         self._special = {name: token for name, token in (special_tokens or {}).items() if token is not None}
-        if unknown := set(self._special) - set(NAMES):
+        if unknown := [name for name in self._special if not isinstance(name, str) or not _NAME.fullmatch(name)]:
             raise ValueError(f"unknown special tokens {sorted(map(str, unknown))}; expected {', '.join(NAMES)}")
         for name, token in self._special.items():
             validate.text(f"{name} of special_tokens", token)
@@ -130,7 +135,8 @@ class Tokenizer:
         ends = [] if loaded.eos_token_id is None else [loaded.eos_token_id]
         for name in _ENDS:
             ends += _end_ids(folder / name, configs.get(name, {}).get("eos_token_id"))
-        special = {name: getattr(loaded, name, None) for name in NAMES}
+        named = {name: token for name, token in loaded.special_tokens_map.items() if _NAME.fullmatch(name)}
+        special = {name: str(token) for name, token in named.items()}
         return Tokenizer(
             backend,
             special_tokens=special,
@@ -157,7 +163,7 @@ class Tokenizer:
     @functools.cached_property
     def vocab_size(self) -> int:
         """One more than the highest token id; a model's padded vocabulary may be larger."""
-        return max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @functools.cached_property
     def digest(self) -> str:
@@ -177,11 +183,16 @@ class Tokenizer:
           add_special_tokens: whether to add the BOS token, as in training.
 
         Raises:
-          TypeError, ValueError: `text` is not a string, or has a lone surrogate.
+          TypeError, ValueError: `text` is not a string, has a lone surrogate, or has a part that is no token, for which
+            the tokenizer has no other.
         """
         validate.text("text", text, "encode texts one by one")
         validate.flag("add_special_tokens", add_special_tokens)
-        ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:  # the library raises `Exception` itself
+            said = f"the tokenizer cannot encode {validate.shown(text)}: {error}"
+            raise ValueError(f"{said}; pass one with a token for unknown text") from error
         return ids[: len(ids) - self._added_after] if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
@@ -289,8 +300,7 @@ class Tokenizer:
             check_message(message)
         if continue_final_message:
             messages = with_end(messages)
-        if variables is not None:
-            validate.instance("variables", variables, Mapping, 'pass {"enable_thinking": False}, say')
+        _check_variables(variables, tools)
         if tools is not None and not re.search(r"\btools\b", self._chat_template):
             raise ValueError("this model's chat template has no place for tools; leave them out")
         try:
@@ -352,7 +362,10 @@ class Tokenizer:
     @functools.cached_property
     def _added_after(self) -> int:
         """The number of tokens that the backend adds after a text."""
-        added = self._backend.encode("a").special_tokens_mask
+        try:
+            added = self._backend.encode("a").special_tokens_mask
+        except Exception:  # "a" is no token
+            added = self._backend.encode("").special_tokens_mask
         return next((count for count, one in enumerate(reversed(added)) if not one), 0)
 
     @functools.cached_property
@@ -363,6 +376,19 @@ class Tokenizer:
             supported = "supported: byte-level and SentencePiece tokenizers"
             raise ValueError(f"the bytes of single tokens are unknown for a decoder of {sorted(kinds)}; {supported}")
         return "ByteLevel" in kinds
+
+
+def _check_variables(variables: Any, tools: Any) -> None:
+    """Raises `TypeError` or `ValueError` unless these are variables of a template and functions."""
+    if variables is not None:
+        validate.instance("variables", variables, Mapping, 'pass {"enable_thinking": False}, say')
+        if wrong := [name for name in variables if not isinstance(name, str) or name == "self"]:
+            raise ValueError(f"variables must have names that a template can read, got {validate.shown(wrong[0])}")
+        if own := [name for name in SET_HERE if name in variables]:
+            raise ValueError(f"variables has {own[0]}, which is a separate argument; leave it out")
+    listed = tools is None or (isinstance(tools, list | tuple) and all(isinstance(one, Mapping) for one in tools))
+    if not listed:
+        raise TypeError(f"tools must be a list of functions, each a dictionary, got {validate.shown(tools)}")
 
 
 def _ids(name: str, ids: Any) -> list[int]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from jaxspec.families.settings import (
 from jaxspec.io.files import DOWNLOAD_AGAIN, FileFormatError, read_json
 
 FILE, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.json"
+# Files of older versions of transformers.
+ADDED, MAP = "added_tokens.json", "special_tokens_map.json"
 
 
 @contextlib.contextmanager
@@ -48,6 +51,25 @@ def _is_token(value: Any) -> bool:
     return _is_text(value.get("content") if isinstance(value, Mapping) else value)
 
 
+def _is_marked_token(value: Any) -> bool:
+    """Returns whether this is a special token in `tokenizer_config.json`, where objects say what they are."""
+    return _is_token(value) and (not isinstance(value, Mapping) or value.get("__type") == "AddedToken")
+
+
+def _are_tokens(value: Any) -> bool:
+    """Returns whether these are special tokens: a list, or an object of names and tokens."""
+    listed = value.values() if isinstance(value, Mapping) else value
+    return isinstance(value, list | Mapping) and all(map(_is_token, listed))
+
+
+def _are_added(value: Any) -> bool:
+    """Returns whether these are tokens by their ids, each an object."""
+    return isinstance(value, Mapping) and all(
+        re.fullmatch(r"-?\d{1,10}", index) and isinstance(token, Mapping) and _is_text(token.get("content", ""))
+        for index, token in value.items()
+    )
+
+
 def _is_template(value: Any) -> bool:
     """Returns whether this is a chat template: a text, or a list of named ones."""
     each = value if isinstance(value, list) else []
@@ -55,16 +77,25 @@ def _is_template(value: Any) -> bool:
     return _is_text(value) or (bool(each) and named)
 
 
+_SPECIAL = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
+_FURTHER = ("extra_special_tokens", "additional_special_tokens")
 _CONFIG_SETTINGS: dict[str, Setting] = {
     "tokenizer_class": TEXT.or_null(),
     "chat_template": Setting("a text, or a list of them with names", _is_template).or_null(),
     "response_template": table_of({}).or_null(),
     **dict.fromkeys(
-        (f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")),
-        Setting("a token: a text, or an object with its content", _is_token).or_null(),
+        (f"{name}_token" for name in _SPECIAL),
+        Setting("a token: a text, or an object with its content and __type", _is_marked_token).or_null(),
     ),
     **dict.fromkeys(("add_bos_token", "add_eos_token", "add_prefix_space"), FLAG.or_null()),
-    "added_tokens_decoder": table_of({}).or_null(),
+    "added_tokens_decoder": Setting("an object of ids and tokens, each an object with content", _are_added).or_null(),
+    **dict.fromkeys(_FURTHER, Setting("tokens: a list, or an object of names and tokens", _are_tokens).or_null()),
+}
+_MAP_SETTINGS: dict[str, Setting] = {
+    **dict.fromkeys(
+        (f"{name}_token" for name in _SPECIAL), Setting("a token: a text, or an object with its content", _is_token)
+    ),
+    **dict.fromkeys(_FURTHER, _CONFIG_SETTINGS[_FURTHER[0]]),
 }
 _FILE_SETTINGS: dict[str, Setting] = {
     "version": TEXT,
@@ -80,14 +111,20 @@ _WITHOUT |= {"decoder": None, "added_tokens": [], "model": {"type": "BPE", "voca
 
 
 def check_files(folder: Path, configs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Checks `tokenizer_config.json` and `tokenizer.json`, if present; raises `FileFormatError`."""
+    """Checks the files of a tokenizer that are present; raises `FileFormatError`."""
     with settings_of(folder / CONFIG, advice=DOWNLOAD_AGAIN):
         check_settings(configs.get(CONFIG, {}), _CONFIG_SETTINGS)
     with settings_of(folder / TEMPLATE, advice=DOWNLOAD_AGAIN):
         check_settings(configs.get(TEMPLATE, {}), {"chat_template": _CONFIG_SETTINGS["chat_template"]})
-    if not (folder / FILE).is_file():
+    found = {name: read_json(folder / name) for name in (MAP, ADDED, FILE) if (folder / name).is_file()}
+    with settings_of(folder / MAP, advice=DOWNLOAD_AGAIN):
+        check_settings(found.get(MAP, {}), _MAP_SETTINGS)
+    with settings_of(folder / ADDED, advice=DOWNLOAD_AGAIN):
+        for token, index in found.get(ADDED, {}).items():
+            if not COUNT.accepts(index):
+                raise SettingError(token, f"expected {COUNT.expected}, got {index!r:.80}")
+    if (values := found.get(FILE)) is None:
         return
-    values = read_json(folder / FILE)
     with settings_of(folder / FILE, advice=DOWNLOAD_AGAIN):
         check_settings(values, _FILE_SETTINGS)
         for place, token in enumerate(values.get("added_tokens", ())):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.checkpoints.chat_template import only_thinks
-from jaxspec.checkpoints.tokenizer import Tokenizer
+from jaxspec.checkpoints.tokenizer import SET_HERE, Tokenizer
 from jaxspec.core.validate import shown
 from jaxspec.grammar import Grammar, ThinkingBudget
 from jaxspec.grammar.schema import as_dict
@@ -387,6 +387,9 @@ def _variables(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(given, dict):
         name = "chat_template_kwargs"
         raise ApiError(400, f"{name} must be an object, got {shown(given)}", param=name)
+    if own := [one for one in (*SET_HERE, "chat_template", "tokenize") if one in given]:
+        name = f"chat_template_kwargs.{own[0]}"
+        raise ApiError(400, f"{name} is no variable of the template; pass it as a separate field", param=name)
     if effort is None:
         return given
     if effort not in _EFFORTS:

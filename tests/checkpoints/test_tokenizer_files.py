@@ -70,13 +70,68 @@ def test_what_is_wrong_in_the_tokenizer(folder, key, value, message):
         ("eos_token", {"content": None}),
         ("eos_token", "\ud800"),
         ("tokenizer_class", ["a"]),
+        ("eos_token", {"content": "<|end|>"}),
         ("add_bos_token", "yes"),
+        ("added_tokens_decoder", {"310": "<new>"}),
+        ("added_tokens_decoder", {"a": {"content": "<new>"}}),
+        ("extra_special_tokens", {"image_token": 3}),
+        ("additional_special_tokens", "x"),
     ],
 )
 def test_what_is_wrong_in_its_configuration(folder, key, value):
     _change(folder / "tokenizer_config.json", key, value)
     with pytest.raises(FileFormatError, match=f"tokenizer_config.json: {key}: expected .*, got "):
         Tokenizer.from_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("special_tokens_map.json", "[1]", "expected a JSON object, got list"),
+        ("special_tokens_map.json", '{"pad_token": 3}', "pad_token: expected a token"),
+        ("added_tokens.json", "\ufeff{}", ".*BOM"),
+        ("added_tokens.json", '{"<new>": "x"}', "<new>: expected an integer from 0"),
+    ],
+)
+def test_what_is_wrong_in_older_files(folder, name, text, message):
+    (folder / name).write_text(text)
+    with pytest.raises(FileFormatError, match=f"{name}: {message}"):
+        Tokenizer.from_folder(folder)
+
+
+def test_a_template_reads_each_special_token_that_has_a_name(folder):
+    config = {"sep_token": "<|user|>", "extra_special_tokens": {"image_token": "<|tool|>"}}
+    for key, value in (config | {"chat_template": "{{ sep_token }}{{ image_token }}{{ mask_token }}x"}).items():
+        _change(folder / "tokenizer_config.json", key, value)
+    read = Tokenizer.from_folder(folder)
+    text = read.decode(read.apply_chat_template([{"role": "user", "content": "a"}]), skip_special_tokens=False)
+    assert text == "<|user|><|tool|>x"
+    read.save(folder)
+    assert Tokenizer.from_folder(folder) == read
+
+
+def test_a_text_without_tokens_is_refused_by_us(tmp_path):
+    words = tokenizers.Tokenizer(models.WordLevel({"b": 0}))
+    with pytest.raises(ValueError, match="the tokenizer cannot encode 'c': .*; pass one with a token for unknown"):
+        Tokenizer(words).encode("c")
+    assert Tokenizer(words).encode("b") == [0]
+    assert Tokenizer(tokenizers.Tokenizer(models.BPE())).vocab_size == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tools": "x"}, "tools"),
+        ({"tools": [3]}, "tools"),
+        ({"tools": {}}, "tools"),
+        ({"variables": {1: 2}}, "variables"),
+        ({"variables": {"self": 2}}, "variables must have names that a template can read"),
+        ({"variables": {"messages": []}}, "variables has messages, which is a separate argument"),
+    ],
+)
+def test_what_is_wrong_in_a_template_s_variables(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        byte_level().apply_chat_template([{"role": "user", "content": "a"}], **options)
 
 
 def test_templates_with_names_and_tokens_with_flags(folder):

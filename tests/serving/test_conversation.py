@@ -87,6 +87,7 @@ WRONG = [
     ({"tools": [ADD], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"reasoning_effort": "extreme"}, "reasoning_effort"),
     ({"chat_template_kwargs": "x"}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs.add_generation_prompt"),
     ({"thinking_token_budget": -2}, "thinking_token_budget"),
     ({"thinking_token_budget": True}, "thinking_token_budget"),
     ({"include_reasoning": 1}, "include_reasoning"),
