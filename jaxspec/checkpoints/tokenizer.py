@@ -386,9 +386,8 @@ def _check_variables(variables: Any, tools: Any) -> None:
             raise ValueError(f"variables must have names that a template can read, got {validate.shown(wrong[0])}")
         if own := [name for name in SET_HERE if name in variables]:
             raise ValueError(f"variables has {own[0]}, which is a separate argument; leave it out")
-    listed = tools is None or (isinstance(tools, list | tuple) and all(isinstance(one, Mapping) for one in tools))
-    if not listed:
-        raise TypeError(f"tools must be a list of functions, each a dictionary, got {validate.shown(tools)}")
+    if tools is not None:
+        validate.mappings("tools", tools, "pass functions as OpenAI's clients do")
 
 
 def _ids(name: str, ids: Any) -> list[int]:

@@ -7,7 +7,7 @@ Shapes and static options are always checked. Values are checked when they are c
 import inspect
 import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -246,6 +246,12 @@ def instance(name: str, value: object, kind: type, advice: str = "") -> None:
     """Raises `TypeError` unless a value is an instance of a class; `advice` ends the error."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, got {shown(value)}{advice and '; '}{advice}")
+
+
+def mappings(name: str, value: object, advice: str = "") -> None:
+    """Raises `TypeError` unless a value is a list or tuple of dictionaries; `advice` ends the error."""
+    if not isinstance(value, list | tuple) or not all(isinstance(one, Mapping) for one in value):
+        raise TypeError(f"{name} must be a list of dictionaries, got {shown(value)}{advice and '; '}{advice}")
 
 
 def shown(value: object) -> str:

@@ -79,6 +79,8 @@ def refuse_unknown(given: Collection[str], known: Collection[str], hints: Mappin
     for name in given:
         if name in known:
             continue
+        if not isinstance(name, str):
+            raise TypeError(f"options have names, got {name!r:.80}; pass {{'temperature': 0}}, say")
         near = difflib.get_close_matches(name, known, n=1)
         advice = f"; {hints[name]}" if name in hints else f"; did you mean {near[0]}?" if near else ""
         raise TypeError(f"unexpected keyword argument '{name}'{advice} (options: {', '.join(sorted(known))})")

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,6 +13,7 @@ from typing import Any, TypeAlias
 import filelock
 
 from jaxspec.core.typed import typed
+from jaxspec.decoding.hints import refuse_unknown
 from jaxspec.io.files import as_path, decode_text, reading, write_text
 from jaxspec.io.manifest import sha256
 from jaxspec.serving.batch import BatchRequest, failed, is_batch
@@ -69,7 +71,7 @@ def complete(engine: Engine, prompts: Iterable[Any], **options: Any) -> Iterator
                 handle.cancel()
 
 
-@typed("engine")
+@typed("engine", "progress")
 def complete_file(
     engine: Engine,
     prompts: str | os.PathLike[str],
@@ -98,7 +100,8 @@ def complete_file(
       The number of rows that failed.
 
     Raises:
-      ValueError: `ANSWERS.part` belongs to other prompts or options, or there are no prompts.
+      ValueError: `ANSWERS.part` is damaged, or belongs to other prompts or options; there are no prompts; or the
+        answers would replace them.
       OSError: a file cannot be read or written.
 
     Example:
@@ -115,10 +118,12 @@ def complete_file(
         lines = [line for line in decode_text(raw).split("\n") if line.strip()]
     if not lines:
         raise ValueError(f"{source} has no prompts; write a JSON object a line, such as {{'prompt': 'The sea'}}")
+    if target.exists() and (target.is_dir() or target.samefile(source)):
+        raise ValueError(f"answers must be a separate file, got {target}; pass another name")
     said = {"prompts": sha256(raw), "options": sha256(json.dumps(options, sort_keys=True, default=repr).encode())}
     part = target.with_name(target.name + ".part")
     with _alone(part):
-        done = _resume(part, said)
+        done = _resume(part, said, len(lines))
         report = progress or (lambda *_: None)
         report(len(done), len(lines), None)
         rows = (_row(line, index) for index, line in enumerate(lines[len(done) :], len(done)))
@@ -127,7 +132,7 @@ def complete_file(
                 written = json.dumps(_answer(index, lines[index], result), ensure_ascii=False)
                 # An id, or the name of an unknown option, may have half of a surrogate pair.
                 done.append(written.encode(errors="backslashreplace").decode())
-                file.write(done[-1].encode() + b"\n")
+                file.write(_sealed(index, done[-1]))
                 file.flush()
                 report(len(done), len(lines), result)
         write_text(target, "".join(f"{line}\n" for line in done))
@@ -146,7 +151,8 @@ def _submit(engine: Engine, row: Any, options: Mapping[str, Any]) -> Handle | Ba
         given = {**options, **row}
         found = [given.pop(name) for name in ("prompt", "messages") if name in given]
         if len(found) != 1:
-            raise ValueError(f"a row needs a prompt or messages, got {sorted(row)}")
+            raise ValueError(f"a row needs a prompt or messages, got {sorted(map(str, row))}")
+        refuse_unknown(given, [one for one in given if isinstance(one, str)], {})
         return engine.submit(found[0], **given)
     except _OF_REQUEST as error:
         return error
@@ -175,21 +181,31 @@ def _alone(part: Path) -> Iterator[None]:
         raise ValueError(f"another process is writing {part}; wait for it, or choose another file") from None
 
 
-def _resume(part: Path, said: Mapping[str, str]) -> list[str]:
-    """Returns the answers of an interrupted run, and makes the file end with a whole line."""
+def _sealed(index: int, answer: str) -> bytes:
+    """Returns a line of `ANSWERS.part`: an answer after a checksum of it and its place."""
+    return f"{zlib.crc32(f'{index} {answer}'.encode()):08x} {answer}\n".encode()
+
+
+def _resume(part: Path, said: Mapping[str, str], count: int) -> list[str]:
+    """Returns the answers of an interrupted run, at most `count`, and makes the file end with a whole line."""
     if not part.exists():
         part.write_bytes(json.dumps(said).encode() + b"\n")
         return []
     raw = part.read_bytes()
     whole = raw[: raw.rfind(b"\n") + 1]
-    head, *answers = whole.decode().split("\n")[:-1] or [""]
+    head, *sealed = whole.split(b"\n")[:-1] or [b""]
     if not head:  # ended before its first line was written
         part.unlink()
-        return _resume(part, said)
-    if head != json.dumps(said):
+        return _resume(part, said, count)
+    if head.decode(errors="replace") != json.dumps(said):
         raise ValueError(
             f"{part} was begun with other prompts or options; repeat the call that began it, or delete the file"
         )
+    answers = [one[9:].decode(errors="replace") for one in sealed]
+    damaged = [one for one, line in enumerate(sealed) if _sealed(one, answers[one]) != line + b"\n"]
+    if damaged or len(answers) > count:
+        number = (damaged or [count])[0] + 2
+        raise ValueError(f"{part} is damaged in line {number}; delete that line and those after it, or the file")
     if len(whole) < len(raw):
         with part.open("r+b") as file:
             file.truncate(len(whole))

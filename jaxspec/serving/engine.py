@@ -277,6 +277,7 @@ class Engine:
         return [one.arguments for one in asked if not one.grammars]
 
     def _brief(self, kinds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        validate.mappings("kinds", kinds, "pass [{'temperature': 0}], say")
         most = {"max_new_tokens": min(2, self.capacity - 1)}
         return [{**most, **{name: one for name, one in kind.items() if name not in _OF_SUBMIT}} for kind in kinds]
 

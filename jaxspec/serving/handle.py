@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from jaxspec.core import validate
 from jaxspec.decoding.prompt_scores import PromptScores
 from jaxspec.text.result import Span, TextResult
 
@@ -99,10 +100,13 @@ class Handle:
           timeout: seconds to wait; `None` means without limit.
 
         Raises:
+          TypeError, ValueError: `timeout` is not a number of at least 0.
           TimeoutError: the result did not come in time, or the time limit of the request was over.
           CancelledError: the request was cancelled.
           Exception: that of the request, such as `FloatingPointError` if the model's logits are not finite.
         """
+        if timeout is not None:
+            validate.in_range("result", timeout=(timeout, 0.0, threading.TIMEOUT_MAX))
         if not self._end.wait(timeout):
             raise TimeoutError(f"the result did not come within {timeout} s")
         if self._error is not None:

@@ -314,4 +314,11 @@ MUTANTS = (
         "jax.lax.reduce_precision(x",
         ("tests/nn/test_cache_half.py::test_numbers_beyond_float16_are_its_largest",),
     ),
+    Mutant(
+        "a damaged answer of an interrupted run is kept",
+        "serving/completion.py",
+        "if damaged or len(answers) > count:",
+        "if len(answers) > count:",
+        ("tests/serving/test_completion.py::test_an_interrupted_run_goes_on",),
+    ),
 )

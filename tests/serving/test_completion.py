@@ -94,12 +94,27 @@ def test_an_interrupted_run_goes_on(engine, source, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         complete_file(engine, source, out, progress=stop, **OPTIONS)
-    part.write_bytes(part.read_bytes() + b'{"index": 2, "te')  # cut off while it was written
+    whole = part.read_bytes()
+    for damaged in (whole.replace(b'"index": 1', b'"index": 7'), whole[:-9] + b"\xff" + whole[-8:], whole + whole[-9:]):
+        part.write_bytes(damaged)
+        with pytest.raises(ValueError, match="part is damaged in line [34]; delete that line and those after"):
+            complete_file(engine, source, out, **OPTIONS)
+    part.write_bytes(whole + b'{"index": 2, "te')  # cut off while it was written
     with pytest.raises(ValueError, match="other prompts or options"):
         complete_file(engine, source, out, temperature=0)
     counts = []
     complete_file(engine, source, out, progress=lambda done, *_: counts.append(done), **OPTIONS)
     assert out.read_bytes() == expected and counts == list(range(2, 10))
+
+
+def test_prompts_are_not_replaced_by_their_answers(engine, source, tmp_path):
+    before = source.read_bytes()
+    for target in (source, tmp_path):
+        with pytest.raises(ValueError, match="answers must be a separate file, got"):
+            complete_file(engine, source, target, **OPTIONS)
+    with pytest.raises(TypeError, match="progress of complete_file must be callable or None, got 3"):
+        complete_file(engine, source, tmp_path / "answers", progress=3, **OPTIONS)
+    assert source.read_bytes() == before and list(tmp_path.iterdir()) == [source]
 
 
 def test_prompts_are_read_as_results_are_taken(engine):

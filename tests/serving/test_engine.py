@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.serving import CancelledError, QueueFullError, group, groups
+from jaxspec.serving import CancelledError, Handle, QueueFullError, group, groups
 from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.prompt import Prompt
 from tests._fixtures import text_models
@@ -281,6 +281,13 @@ def test_wrong_requests_leave_the_engine_alone(engine, target):
         engine.submit("the sea", no_such_option=1)
     with pytest.raises(ValueError, match="timeout"):
         engine.submit("the sea", timeout=-1.0)
+    for kinds in (None, {"seed": 1}, "x", [3], [None]):
+        with pytest.raises(TypeError, match="kinds"):
+            engine.prepare(kinds)
+    with pytest.raises(TypeError, match="options have names, got 1|kinds"):
+        engine.prepare([{1: 2}])
+    with pytest.raises(TypeError, match="timeout"):
+        Handle(lambda: None).result(timeout="x")
     with pytest.raises(ValueError, match="prompt_share between 0.0 and 1.0, got 2.0"):
         jaxspec.Engine(target, "ngram", prompt_share=2.0)
     with pytest.raises(ValueError, match="prompt_share of Engine must be above 0"):
