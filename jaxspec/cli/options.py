@@ -23,6 +23,8 @@ from jaxspec.cli.help import Help
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 LARGEST_SEED = 2**32 - 1
+# The names, in help, of values that are paths.
+_PATHS = ("FILE", "FILE.html", "DIR", "FOLDER", "PATH")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,10 +145,18 @@ def parameters(kind: type) -> list[inspect.Parameter]:
 
 
 def build(kind: type, given: Mapping[str, Any]) -> Any:
-    """Builds the dataclass from the options."""
-    hints, made = typing.get_type_hints(kind), {}
+    """Builds the dataclass from the options.
+
+    Raises:
+      ValueError: a path is empty, as that of a shell variable without a value.
+    """
+    hints, marks, made = typing.get_type_hints(kind), typing.get_type_hints(kind, include_extras=True), {}
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
+        if "" in _listed(given.get(field.name)) and any(
+            getattr(one, "metavar", None) in _PATHS for one in typing.get_args(marks[field.name])
+        ):
+            raise ValueError(f"{field.name} must not be empty; pass a path")
         nested = isinstance(hint, type) and dataclasses.is_dataclass(hint)
         made[field.name] = build(hint, given) if nested else _plain(given[field.name])
     return kind(**made)
@@ -165,6 +175,10 @@ def _parameter(field: dataclasses.Field, hint: Any) -> inspect.Parameter:
             filled = (mark.fill(other) for other in marks if other is not mark)
             hint = Annotated[typing.get_args(hint)[0], *filled]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _plain(value: Any) -> Any:

@@ -100,10 +100,12 @@ def as_path(name: str, value: Any) -> Path:
 
     Raises:
       TypeError: it is neither a string nor a path.
-      ValueError: it has a lone surrogate or NUL, which no file's name has in UTF-8.
+      ValueError: it is empty, or has a lone surrogate or NUL, which no file's name has in UTF-8.
     """
     if not isinstance(value, str | os.PathLike) or not isinstance(text := os.fspath(value), str):
         raise TypeError(f"{name} must be a string or a path, got {' '.join(repr(value).split()):.80}")
+    if not text:
+        raise ValueError(f"{name} must not be empty; pass '.' for the current folder")
     if wrong := re.search("[\0\ud800-\udfff]", text):
         raise ValueError(f"{name} has the character {wrong[0]!a}, which no file's name has; got {text!a}")
     return Path(text)

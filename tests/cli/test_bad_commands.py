@@ -31,12 +31,14 @@ WRONG = {
         "--logit-bias": ("", "7", "x=1", "7=x", "7=1=2", "=1"),
     },
     "models": {"--no-such": ("1",)},
+    "export-tokenizer": {"--out": ("",)},
     "data": {"--max-new-tokens": NO_NUMBER, "--seed": NO_NUMBER, "--batch": NO_NUMBER, "--shard": NO_NUMBER},
     "bench": {
         "--max-new-tokens": NO_NUMBER,
         "--count": ("0", *NO_NUMBER),
         "--repeats": NO_NUMBER,
         "--verifier": ("x",),
+        **dict.fromkeys(("--out", "--json", "--markdown", "--plots", "--questions"), ("",)),
     },
     "plan": {"--max-new-tokens": NO_NUMBER, "--count": NO_NUMBER, "--repeats": NO_NUMBER, "--kernels": ("x",)},
     "acceptance": {
