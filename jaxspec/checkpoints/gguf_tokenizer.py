@@ -42,6 +42,8 @@ _METADATA = {
     **dict.fromkeys((f"{_KEY}add_{name}" for name in ("bos_token", "eos_token", "space_prefix")), FLAG),
 }
 
+# What llama.cpp takes where a file of SentencePiece lacks them.
+_SENTENCEPIECE_IDS = {f"{_KEY}{name}_token_id": index for index, name in enumerate(("unknown", "bos", "eos"))}
 # Tokens that are control tokens by their text, of any type in the file, as in llama.cpp (`llama-vocab.cpp`). The first
 # end a turn, a text or a file, even if the metadata do not name them; the others mark gaps to fill in.
 _END = re.compile(
@@ -104,6 +106,9 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     tokens = metadata.get(_KEY + "tokens")
     if not tokens:
         raise SettingError(_KEY + "tokens", "the metadata has no tokenizer; pass a file that has one")
+    if metadata.get(_KEY + "model") == "llama":
+        own: dict[str, Any] = {name: index for name, index in _SENTENCEPIECE_IDS.items() if index < len(tokens)}
+        metadata = own | dict(metadata)
     _check_vocabulary(metadata, tokens)
     kind = metadata.get(_KEY + "model")
     if kind not in _KINDS:

@@ -118,6 +118,11 @@ def test_sentencepiece_switches():
     assert closed.encode("ab") == [1, 263]  # to be continued
 
 
+def test_sentencepiece_without_ids_has_those_of_llama_cpp():
+    bare = {key: value for key, value in _sentencepiece().items() if not key.endswith("_token_id")}
+    assert build_tokenizer(bare) == build_tokenizer(_sentencepiece())
+
+
 def test_equality_is_by_content():
     left, right = build_tokenizer(_sentencepiece()), build_tokenizer(_sentencepiece())
     assert left == right and hash(left) == hash(right) and left is not right
