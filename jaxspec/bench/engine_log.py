@@ -25,6 +25,7 @@ from jaxtyping import Int
 
 from jaxspec.bench.estimate import Estimate, ratio
 from jaxspec.bench.report import Table
+from jaxspec.core.validate import MOST_DRAFTS
 from jaxspec.io.files import decode_text, reading
 
 # An engine and the reference differ if they are more standard errors apart than this.
@@ -234,10 +235,12 @@ def _round(fields: Any, place: int) -> tuple[int, int, int, str]:
     if not isinstance(fields, Mapping) or not all(_is_count(fields.get(name)) for name in _FIELDS):
         raise ValueError(f"expected counts {', '.join(_FIELDS)}, got {fields!r:.80}; see {_EXAMPLES}")
     context, drafted, accepted = (fields[name] for name in _FIELDS)
+    if drafted > MOST_DRAFTS or context >= 2**31:
+        raise ValueError(f"expected at most {MOST_DRAFTS} drafts and 2^31 tokens, got {fields!r:.80}")
     if accepted > drafted:
         raise ValueError(f"{accepted} drafts were accepted of {drafted}; expected at most all of them")
     return context, drafted, accepted, str(fields.get("request", f"line {place}"))
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53

@@ -69,6 +69,7 @@ BAD = {
     "no JSON": ("context=3", "line 1"),
     "a field too few": ('{"context": 3, "drafted": 2, "accepted": 1}\n{"context": 3}', "line 2.*expected counts"),
     "too many accepted": ('{"context": 3, "drafted": 2, "accepted": 3}', "3 drafts were accepted of 2"),
+    "drafts without end": ('{"context": 3, "drafted": 1000000000, "accepted": 3}', "expected at most 1024 drafts"),
     "nothing drafted": ('{"context": 3, "drafted": 0, "accepted": 0}', "drafted anything"),
 }
 
