@@ -18,7 +18,7 @@ from jaxspec.grammar.dialect import NO_ESCAPE, conjuncts, is_unwritten, problem_
 from jaxspec.grammar.formats import AS_CHOICES, AS_PATTERNS, FORMATS, KNOWN
 from jaxspec.grammar.property_names import NotFollowedError, names_of, properties_of
 from jaxspec.grammar.references import referred
-from jaxspec.grammar.schema import TYPES, with_bounded_numbers, without_idle
+from jaxspec.grammar.schema import TYPES, takes_long, with_bounded_numbers, without_idle
 
 # The keywords that constrain a value. All others are annotations, except for those below.
 _KEPT = {"type", "enum", "const", "properties", "required", "additionalProperties", "patternProperties", "anyOf"}
@@ -146,6 +146,11 @@ class _Reader:
         if len(found) == 1 and "$ref" in found[0]:
             self.target(found[0]["$ref"], where)
             return {"$ref": f"#/$defs/{self.numbers.setdefault(found[0]['$ref'], str(len(self.numbers)))}"}
+        if takes_long(multiples := [one["multipleOf"] for one in found if "multipleOf" in one]):
+            shown = " and ".join(map(str, multiples))
+            raise UnsupportedError(
+                f"{where}.multipleOf of {shown} takes long to follow; write a smaller or rounder one"
+            )
         unions = [one[key] for one in found for key in ("anyOf", "oneOf") if key in one]
         if isinstance(schema, dict) and schema.get("unevaluatedProperties") is False:
             around = dataclasses.replace(around, strict=True)

@@ -302,12 +302,22 @@ DEEP_CHOICES = functools.reduce(lambda inner, _: {"anyOf": [inner]}, range(460),
             "schema.items allows no text: no multiple is written within its bounds; write enum",
         ),
         ({"enum": [1.5], "multipleOf": 0.25}, "schema allows no text: no multiple is written"),
+        ({"type": "integer", "multipleOf": 99999989}, "schema.multipleOf of 99999989 takes long to follow; write a"),
+        (
+            {"multipleOf": 0.9973, "allOf": [{"multipleOf": 0.9967}]},
+            "schema.multipleOf of 0.9973 and 0.9967 takes long",
+        ),
     ],
 )
 def test_what_cannot_be_followed_is_named(schema, text):
     given = schema if isinstance(schema, dict) else pydantic.TypeAdapter(schema).json_schema()
     with pytest.raises(ValueError, match=re.escape(text)):
         Grammar.json_schema(given)
+
+
+def test_multiples_of_many_numbers_are_followed():
+    for multiple, text in ((7, "21"), (3600, "7200"), (2_500_000, "5000000"), (0.01, "0.07"), (10**9, "0")):
+        assert accepts({"type": "number", "multipleOf": multiple}, text)
 
 
 def test_unevaluated_properties_close_an_object_of_several_schemas():

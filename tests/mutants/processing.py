@@ -620,4 +620,11 @@ MUTANTS = (
         "",
         ("tests/grammar/test_languages.py::test_table_host_and_judge",),
     ),
+    Mutant(
+        "multiples of round numbers are not looked for",
+        "grammar/schema.py",
+        "return common > _MOST_REMAINDERS and not (",
+        "return common > _MOST_REMAINDERS or not (",
+        ("tests/grammar/test_normalized.py::test_multiples_of_many_numbers_are_followed",),
+    ),
 )
