@@ -107,6 +107,8 @@ _BEFORE = b"\x00"
 # The largest automaton over bytes, and the longest time to build it. Some short expressions, such as
 # (a|b)*a(a|b){17}, have more states than there is memory for. States are counted so that all hosts decide alike.
 MOST_STATES, MOST_SECONDS = 2**16, 30.0
+# The last count of a repetition; each one makes a state.
+_COUNT = re.compile(r"(?<!\\)\{(?:\d+,)?(\d{5,10})\}")
 # The most states times classes of tokens, 4 bytes each, while the automaton over tokens is made.
 _MOST_CELLS = 2**28
 _BUILD = """
@@ -175,9 +177,11 @@ def over_bytes(
       ValueError: the expression is invalid or cannot match any text.
       TableTooLargeError: it takes more states or more time.
     """
+    many = any(int(count) > states for count in _COUNT.findall(pattern))
     # The library rejects an expression that may match the empty text before `\\z`, unless something precedes it. The
     # anchor is needed: otherwise an alternative that is a prefix of a later one would hide it.
-    edges, initial, ends, problem = _built(rf"\x00(?:{pattern})\z", seconds)
+    built = (None, 0, set[int](), None) if many else _built(rf"\x00(?:{pattern})\z", seconds)
+    edges, initial, ends, problem = built
     if problem is not None:
         reason = (
             "it has unclosed brackets, reversed ranges or counts, repetitions of nothing, look-around, backreferences, "

@@ -114,6 +114,10 @@ class HostMasks(Processor):
         return jnp.all(wide[:, :, None] == state.paths[:, None], axis=3) & ~longer
 
 
+# The longest forced text, in bytes, that does not use up the library's limits.
+_LONGEST = 10_000
+
+
 class RowMatchers:
     """Follows each row's grammar on the host; a row of `None` is unconstrained.
 
@@ -128,7 +132,6 @@ class RowMatchers:
         vocab_size: int,
         stop_tokens: tuple[int, ...],
     ):
-        matcher = needed("llguidance").LLMatcher
         self._words = (vocab_size + 31) // 32
         self._stop_tokens = stop_tokens
         self._stops = np.zeros(self._words, np.uint32)
@@ -136,29 +139,13 @@ class RowMatchers:
             self._stops[token // 32] |= np.uint32(1 << token % 32)
         named = {token for one in grammars if one is not None for token in one.answer.named_tokens(tokenizer)}
         taken, self._texts = _ll_tokenizer(tokenizer, vocab_size, stop_tokens, tuple(sorted(named)))
-        known: dict[Any, Any] = {}
-        for grammar in dict.fromkeys(grammars):
-            if grammar is None:
-                continue
-            known[grammar] = matcher(taken, grammar.answer.matcher_source(), log_level=0)
-            if known[grammar].is_error():
-                error = known[grammar].get_error()
-                if "panic:" in error:
-                    error = "the library cannot follow it; name no special token such as <|end|>, as stop tokens end it"
-                if grammar.kind != "lark":  # without the library's copy of rules that the caller never wrote
-                    error = error.split("\n   1 | ")[0].split("JSON schema: ")[-1]
-                error = re.sub(r"\n *\d+ \| %llguidance .*\s*$", "", error)
-                if grammar.kind == "regex":
-                    error = f"{grammar.source!r:.80}: {error.rsplit('error: ', 1)[-1]}"
-                raise ValueError(f"this {grammar.kind} grammar is not supported: {error}")
-            first = np.frombuffer(known[grammar].compute_bitmask(), np.uint32)[: self._words]
-            if not np.any(first & ~self._stops):
-                raise ValueError(f"this {grammar.kind} grammar allows no answer that has a token; pass another")
-            if (free := grammar.thinking_of(tokenizer, vocab_size)) is not None:
-                known[grammar] = Follower(known[grammar], free, stop_tokens)
+        self._begin = functools.partial(_matcher, tokenizer, vocab_size, stop_tokens, taken, self._stops)
+        known: dict[Any, Any] = {one: self._begin(one) for one in dict.fromkeys(grammars) if one is not None}
         self._known, self._grammars = known, list(grammars)
         self._emitted: list[list[int]] = [[] for _ in grammars]
         self._rows: list[Any] = [None if grammar is None else known[grammar].deep_copy() for grammar in grammars]
+        # Grammars with a forced text that is too long to be looked at.
+        self._long: set[Grammar | None] = set()
         # The known masks after each row's text, keyed by the drafts in between.
         self._found: list[dict[tuple[int, ...], tuple[UInt32[np.ndarray, "w"], int]]] = [{} for _ in grammars]
         self._number = next(_NUMBERS)
@@ -236,7 +223,7 @@ class RowMatchers:
                 return len(path)
         return len(tokens)
 
-    def _must_come(self, matcher: Any, allowed: UInt32[np.ndarray, "w"]) -> int:
+    def _must_come(self, row: int, matcher: Any, allowed: UInt32[np.ndarray, "w"]) -> int:
         """Returns the token that spells the only possible continuation; -1 if there are several."""
         words = np.flatnonzero(allowed)
         if len(words) > MOST_FORCED:
@@ -245,7 +232,22 @@ class RowMatchers:
         if any(token in self._stop_tokens for token in found):
             return found[0] if len(found) == 1 else -1
         token = must_come(found, self._texts)
-        return token if token >= 0 and matcher.compute_ff_bytes().startswith(self._texts[token]) else -1
+        if token < 0 or self._grammars[row] in self._long:
+            return -1
+        forced = matcher.compute_ff_bytes()
+        if len(forced) > _LONGEST:  # which may have used up its limits, though the text may never come that far
+            self._begin_anew(self._grammars[row])
+            return -1
+        return token if forced.startswith(self._texts[token]) else -1
+
+    def _begin_anew(self, grammar: Any) -> None:
+        """Follows all rows of a grammar with other tables, and never looks ahead in it."""
+        self._long.add(grammar)
+        self._known[grammar] = self._begin(grammar)
+        for row, one in enumerate(self._grammars):
+            if one == grammar:
+                self._rows[row] = self._known[grammar].deep_copy()
+                self._rows[row].consume_tokens(self._emitted[row])
 
     def _followed(self) -> list[tuple[int, Any]]:
         return [(row, matcher) for row, matcher in enumerate(self._rows) if matcher is not None]
@@ -258,7 +260,9 @@ class RowMatchers:
             # After a token that is not allowed, or that ends the text, nothing is emitted.
             goes_on = taken == len(path) and not set(path) & set(self._stop_tokens)
             allowed = self._allowed(matcher) if goes_on else np.full_like(self._stops, _ALL)
-            self._found[row][path] = allowed, self._must_come(matcher, allowed)
+            self._found[row][path] = allowed, self._must_come(row, matcher, allowed)
+            if matcher is not self._rows[row]:
+                return self._found[row][path]
             if path and matcher.is_error():  # drafts exceeded its limits, and it cannot roll back
                 self._rows[row] = self._known[self._grammars[row]].deep_copy()
                 self._rows[row].consume_tokens(self._emitted[row])
@@ -274,6 +278,39 @@ class RowMatchers:
         if matcher.is_stopped():
             return self._stops
         return np.frombuffer(matcher.compute_bitmask(), np.uint32)[: self._words]
+
+
+def _matcher(
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    stop_tokens: tuple[int, ...],
+    taken: Any,
+    stops: UInt32[np.ndarray, "w"],
+    grammar: Grammar,
+) -> Any:
+    """Returns what follows a grammar on the host, with its own tables; copies of it share them.
+
+    Raises:
+      ValueError: the grammar cannot be read, uses an unsupported feature, or allows no token.
+    """
+    matcher = needed("llguidance").LLMatcher
+    found = matcher(taken, grammar.answer.matcher_source(), log_level=0)
+    if found.is_error():
+        error = found.get_error()
+        if "panic:" in error:
+            error = "the library cannot follow it; name no special token such as <|end|>, as stop tokens end it"
+        if grammar.kind != "lark":  # without the library's copy of rules that the caller never wrote
+            error = error.split("\n   1 | ")[0].split("JSON schema: ")[-1]
+        error = re.sub(r"\n *\d+ \| %llguidance .*\s*$", "", error)
+        if grammar.kind == "regex":
+            error = f"{grammar.source!r:.80}: {error.rsplit('error: ', 1)[-1]}"
+        raise ValueError(f"this {grammar.kind} grammar is not supported: {error}")
+    first = np.frombuffer(found.compute_bitmask(), np.uint32)[: len(stops)]
+    if not np.any(first & ~stops):
+        raise ValueError(f"this {grammar.kind} grammar allows no answer that has a token; pass another")
+    if (free := grammar.thinking_of(tokenizer, vocab_size)) is not None:
+        return Follower(found, free, stop_tokens)
+    return found
 
 
 # Objects that programs may call, by number: another text of the same shapes then compiles nothing.

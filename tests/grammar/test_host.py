@@ -166,6 +166,17 @@ def test_drafts_beyond_the_grammar_s_limits_end_no_row():
     assert found.text == plain.text == "x" * 8 and found.error is None
 
 
+@pytest.mark.parametrize("grammar", [Grammar.regex("b?a{1000000000}"), Grammar.lark('start: "b"? "a"{60000}')])
+def test_a_forced_text_without_end_is_followed(grammar):
+    """To look that far ahead uses up the library's limits, for all copies of a matcher."""
+    matchers = RowMatchers([grammar, grammar], TOKENIZER, VOCAB, (STOP,))
+    [letter] = TOKENIZER.encode("a", add_special_tokens=False)
+    for _ in range(3):
+        allowed, _ = matchers.after_paths(np.array([[[-1, -1], [letter, letter]]] * 2))
+        assert all(bits(one) == {letter} for one in allowed[:, 1])
+        matchers.commit(np.array([[letter]] * 2), np.array([1, 1]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stops", [pytest.param((STOP,), marks=pytest.mark.slow), (STOP, 5)])
 def test_rounds_are_those_of_a_table_with_several_stop_tokens(stops):

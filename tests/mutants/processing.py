@@ -627,4 +627,11 @@ MUTANTS = (
         "return common > _MOST_REMAINDERS or not (",
         ("tests/grammar/test_normalized.py::test_multiples_of_many_numbers_are_followed",),
     ),
+    Mutant(
+        "a forced text is looked at without end",
+        "grammar/host.py",
+        "if len(forced) > _LONGEST:",
+        "if len(forced) > 10**9:",
+        ("tests/grammar/test_host.py::test_a_forced_text_without_end_is_followed",),
+    ),
 )
