@@ -134,7 +134,10 @@ class Tokenizer:
             template = template.get("default")
         ends = [] if loaded.eos_token_id is None else [loaded.eos_token_id]
         for name in _ENDS:
-            ends += _end_ids(folder / name, configs.get(name, {}).get("eos_token_id"))
+            values = configs.get(name, {})
+            if isinstance(text := values.get("text_config"), Mapping):  # of a model of text and images
+                values = {"eos_token_id": text.get("eos_token_id")} | {k: x for k, x in values.items() if x is not None}
+            ends += _end_ids(folder / name, values.get("eos_token_id"))
         named = {name: token for name, token in loaded.special_tokens_map.items() if _NAME.fullmatch(name)}
         special = {name: str(token) for name, token in named.items()}
         return Tokenizer(

@@ -110,6 +110,15 @@ def test_a_template_reads_each_special_token_that_has_a_name(folder):
     assert Tokenizer.from_folder(folder) == read
 
 
+@pytest.mark.parametrize(
+    ("own", "ends"), [({}, (0, 5)), ({"eos_token_id": 7}, (0, 7)), ({"eos_token_id": None}, (0, 5))]
+)
+def test_end_tokens_of_a_model_of_text_and_images(folder, own, ends):
+    (folder / "generation_config.json").unlink()
+    (folder / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": 5}} | own))
+    assert Tokenizer.from_folder(folder).eos_token_ids == ends
+
+
 def test_a_text_without_tokens_is_refused_by_us(tmp_path):
     words = tokenizers.Tokenizer(models.WordLevel({"b": 0}))
     with pytest.raises(ValueError, match="the tokenizer cannot encode 'c': .*; pass one with a token for unknown"):
