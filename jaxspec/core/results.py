@@ -5,6 +5,7 @@ import enum
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
@@ -84,7 +85,7 @@ class Report:
 
     def check(self, vocab_size: int) -> None:
         """Raises `TypeError` or `ValueError` unless the fields are valid for this vocabulary."""
-        if isinstance(self.alternatives, bool) or not isinstance(self.alternatives, int):
+        if isinstance(self.alternatives, bool) or not isinstance(self.alternatives, int | np.integer):
             raise TypeError(f"alternatives must be a static integer, got {validate.shown(self.alternatives)}")
         if not 0 <= self.alternatives <= vocab_size:
             raise ValueError(f"alternatives must be between 0 and {vocab_size}, got {self.alternatives}")

@@ -100,3 +100,7 @@ def test_under_vmap_and_in_the_caller_s_loop():
 def test_what_is_not_there_is_refused(report, error, text):
     with pytest.raises(error, match=text):
         generate(None, jaxspec.Greedy(), report=report)
+
+
+def test_a_number_of_numpy_is_a_number():
+    assert Report(alternatives=np.int64(2)).check(7) is None and Report(alternatives=np.int64(2)) == Report(2)
