@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from jaxspec.text.result import TextResult
 
 # Requests that are queued ahead, for each slot: enough that none is ever free.
 _AHEAD = 4
+_ID = re.compile(r"\d{1,10}", re.ASCII)
 # What a row becomes: a result, the answer to a request of a batch, or the error of a row that failed.
 Outcome: TypeAlias = TextResult | dict[str, Any] | Exception
 # The errors of one request, which leave the others alone.
@@ -219,6 +221,8 @@ def _row(line: str, index: int) -> Mapping[str, Any] | Exception:
         return ValueError(f"line {index + 1} is no JSON: {error}")
     if not isinstance(row, dict):
         return ValueError(f"line {index + 1} must be a JSON object, got {type(row).__name__}")
+    if isinstance(biases := row.get("logit_bias"), dict):  # names in JSON are texts
+        row["logit_bias"] = {int(one) if _ID.fullmatch(one) else one: bias for one, bias in biases.items()}
     return {name: value for name, value in row.items() if name != "id"}
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.serving import batch, complete_file
+from jaxspec.serving import batch, complete_file, completion
 from jaxspec.serving.handle import Handle
 from tests._fixtures import scripted, text_models
 
@@ -105,6 +105,11 @@ def test_an_interrupted_run_goes_on(engine, source, tmp_path):
     counts = []
     complete_file(engine, source, out, progress=lambda done, *_: counts.append(done), **OPTIONS)
     assert out.read_bytes() == expected and counts == list(range(2, 10))
+
+
+def test_biases_of_a_line_are_of_token_ids():
+    line = '{"prompt": "a", "id": 3, "logit_bias": {"5": 1, "x": 2}}'
+    assert completion._row(line, 0) == {"prompt": "a", "logit_bias": {5: 1, "x": 2}}
 
 
 def test_prompts_are_not_replaced_by_their_answers(engine, source, tmp_path):
