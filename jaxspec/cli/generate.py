@@ -286,6 +286,7 @@ def _run(options: Options, texts: list[str]) -> None:
     from jaxspec.cli import output
     from jaxspec.drafters.adapt import describe
     from jaxspec.text.names import short_name
+    from jaxspec.text.result import listed_alternatives
 
     console = Console(stderr=True, highlight=False)
     answered = [text for text in texts for _ in range(options.decoding.answers or 1)]
@@ -307,7 +308,7 @@ def _run(options: Options, texts: list[str]) -> None:
         shared["max_new_tokens"] = options.decoding.max_new_tokens
         for row, (text, result) in enumerate(zip(answered, results, strict=True)):
             own = shared | ({"spans": result.spans} if options.show_drafts else {})
-            own |= {"alternatives": output.alternatives(result)} if options.alternatives else {}
+            own |= {"alternatives": listed_alternatives(result)} if options.alternatives else {}
             typer.echo(output.json_line(text, result, own, comparison, row=row))
         return
     drafter, drafted = (name, drafts) if decoder.drafter.max_drafts > 0 else (None, None)

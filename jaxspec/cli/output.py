@@ -233,14 +233,6 @@ def json_line(
     return json.dumps(record, ensure_ascii=False)
 
 
-def alternatives(result: TextResult) -> list[list[dict[str, Any]]]:
-    """Returns the likely tokens at each position for JSON, where a log-probability of -inf is `None`."""
-    finite = lambda value: value if not isinstance(value, float) or math.isfinite(value) else None  # noqa: E731
-    return [
-        [{name: finite(value) for name, value in vars(one).items()} for one in some] for some in result.alternatives
-    ]
-
-
 def _describe(difference: Difference) -> str:
     return (
         f"prompt {difference.row + 1}, new token {difference.position + 1}: {difference.speculative!r}, "

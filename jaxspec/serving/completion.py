@@ -20,7 +20,7 @@ from jaxspec.io.manifest import sha256
 from jaxspec.serving.batch import BatchRequest, failed, is_batch
 from jaxspec.serving.engine import Engine
 from jaxspec.serving.handle import Handle
-from jaxspec.text.result import TextResult
+from jaxspec.text.result import TextResult, listed_alternatives
 
 # Requests that are queued ahead, for each slot: enough that none is ever free.
 _AHEAD = 4
@@ -86,9 +86,9 @@ def complete_file(
 
     Each line is an object with a `prompt` or `messages` and, if it likes, options of `Engine.submit` and an `id`. Each
     answer is a line with the `index` and `id` of its row, and `text`, `stop_reason`, `token_ids`, `seed`,
-    `prompt_tokens` and `tokens_per_round`; or with an `error`. A line may also be a request of an OpenAI batch, whose
-    answer has the form of one. Answers are in the order of the prompts. Until the last one they are in `ANSWERS.part`,
-    which the next run with the same prompts and options continues.
+    `prompt_tokens`, `tokens_per_round` and, if the row has them, `alternatives`; or with an `error`. A line may also be
+    a request of an OpenAI batch, whose answer has the form of one. Answers are in the order of the prompts. Until the
+    last one they are in `ANSWERS.part`, which the next run with the same prompts and options continues.
 
     Args:
       engine: decodes the prompts.
@@ -154,6 +154,8 @@ def _submit(engine: Engine, row: Any, options: Mapping[str, Any]) -> Handle | Ba
         found = [given.pop(name) for name in ("prompt", "messages") if name in given]
         if len(found) != 1:
             raise ValueError(f"a row needs a prompt or messages, got {sorted(map(str, row))}")
+        if given.get("prompt_alternatives") is not None:
+            raise ValueError("prompt_alternatives are no part of a result; pass them to Engine.submit")
         refuse_unknown(given, [one for one in given if isinstance(one, str)], {})
         return engine.submit(found[0], **given)
     except _OF_REQUEST as error:
@@ -241,4 +243,5 @@ def _answer(index: int, line: str, result: Outcome) -> dict[str, Any]:
         "prompt_tokens": result.prompt_tokens,
         "seed": result.seed,
         "tokens_per_round": round(float(result.mean_acceptance_length), 3),
+        **({"alternatives": listed_alternatives(result)} if result.alternatives else {}),
     }

@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 import html
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -289,6 +290,14 @@ def new_rows(request: TextRequest) -> list[RowText]:
     """Returns an empty text for each prompt."""
     given = (request.stop, request.stop_tokens, request.shown_tokens)
     return [RowText(request.tokenizer, ids, *given) for ids in request.prompts]
+
+
+def listed_alternatives(result: TextResult) -> list[list[dict[str, Any]]]:
+    """Returns the likely tokens at each position for JSON, where a log-probability of -inf is `None`."""
+    finite = lambda value: value if not isinstance(value, float) or math.isfinite(value) else None  # noqa: E731
+    return [
+        [{name: finite(value) for name, value in vars(one).items()} for one in some] for some in result.alternatives
+    ]
 
 
 def collect(request: TextRequest, rows: list[RowText], generation: Generation, timing: Timing) -> list[TextResult]:

@@ -107,6 +107,16 @@ def test_an_interrupted_run_goes_on(engine, source, tmp_path):
     assert out.read_bytes() == expected and counts == list(range(2, 10))
 
 
+@pytest.mark.slow
+def test_alternatives_of_a_line_are_in_its_answer(engine, tmp_path):
+    rows = {"prompt": "the sea", "alternatives": 2}, {"prompt": "the sea", "prompt_alternatives": 1}
+    (tmp_path / "prompts").write_text("\n".join(map(json.dumps, rows)))
+    assert complete_file(engine, tmp_path / "prompts", tmp_path / "answers", **OPTIONS) == 1
+    first, second = read(tmp_path / "answers")
+    assert [one[0]["token_id"] for one in first["alternatives"]] == first["token_ids"]
+    assert [len(one) for one in first["alternatives"]] == [2] * 5 and "prompt_alternatives" in second["error"]
+
+
 def test_biases_of_a_line_are_of_token_ids():
     line = '{"prompt": "a", "id": 3, "logit_bias": {"5": 1, "x": 2}}'
     assert completion._row(line, 0) == {"prompt": "a", "logit_bias": {5: 1, "x": 2}}
