@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,8 +11,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Shaped
 
+from jaxspec.core.layout import Layout
 from jaxspec.core.model import Kernels, Model
-from jaxspec.core.parts import over_devices
+from jaxspec.core.parts import current_layout, over_devices
 
 _KERNELS: contextvars.ContextVar[Kernels] = contextvars.ContextVar("kernels", default="xla")
 
@@ -24,6 +26,31 @@ def by_platform(kernels: Mapping[str, Callable[..., Any]], default: Callable[...
         Array(1., dtype=float32)
     """
     return jax.lax.platform_dependent(*arguments, default=default, **kernels)
+
+
+def kept_form(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Returns `functools.partial(function, **options)`, the same object each time within equal contexts.
+
+    JAX traces a branch or a loop's body once for each function and types of arguments, and a new partial or closure is
+    a new function: each layer would be traced anew. Layout and kernels count, since functions ask for them.
+
+    Args:
+      function: a function of a module, which uses nothing but its arguments, layout and kernels.
+      **options: its keywords; with an array, as a traced layer number, a new partial is made.
+
+    Example:
+        >>> one, other = (jaxspec.core.compiler.kept_form(jnp.sum, axis=-1) for _ in range(2))
+        >>> one is other
+        True
+    """
+    if any(isinstance(x, jax.Array) for x in options.values()):
+        return functools.partial(function, **options)
+    return _kept(function, current_layout(), _KERNELS.get(), **options)
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def _kept(function: Callable[..., Any], layout: Layout, kernels: Kernels, /, **options: Any) -> Callable[..., Any]:
+    return functools.partial(function, **options)
 
 
 @contextlib.contextmanager

@@ -39,6 +39,11 @@ def over_devices(layout: Layout) -> Iterator[None]:
         _LAYOUT.reset(before)
 
 
+def current_layout() -> Layout:
+    """Returns the layout that the current trace is for."""
+    return _LAYOUT.get()
+
+
 def on_one_device() -> bool:
     """Returns whether the current trace is for models without a mesh."""
     return _LAYOUT.get() == _NONE

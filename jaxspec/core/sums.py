@@ -30,7 +30,7 @@ def row_sum(x: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
     """
     if x.shape[-1] == 0 or not in_one_order() or _is_split(x):
         return jnp.sum(x, axis=-1)
-    return jax.lax.platform_dependent(x, cpu=_in_order, default=lambda x: jnp.sum(x, axis=-1))
+    return jax.lax.platform_dependent(x, cpu=_in_order, default=_sum)
 
 
 def log_sum_exp(logits: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
@@ -83,6 +83,10 @@ def rounded(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
         [2.0, -3.4028234663852886e+38]
     """
     return jnp.maximum(x, jnp.finfo(x.dtype).min)
+
+
+def _sum(x: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
+    return jnp.sum(x, axis=-1)
 
 
 def _in_order(x: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:

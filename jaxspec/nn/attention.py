@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.compiler import kept_form
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn.cache import BLOCK, KVCache, LayerNumber
 
@@ -115,38 +116,15 @@ def _attend(
     queries = jnp.einsum("btgrd->bgrtd", queries)
     positions = fresh.positions[:, -queries.shape[3] :]
 
-    def over_history(queries, positions, cache, *, block: int) -> Softmax:
-        capacity = cache.capacity
-        block = min(block, capacity)
-
-        def visit(index, state):
-            # The last visit moves back to end at the cache's end, and skips slots that were already read.
-            start = jnp.minimum(index * block, capacity - block)
-            slots = start + jnp.arange(block, dtype=jnp.int32)
-            seen = ((slots[None] >= index * block) & (slots[None] < cache.length[:, None]))[:, None]
-            key_positions = jnp.broadcast_to(slots, (positions.shape[0], block))
-            if cache.positions is not None:
-                key_positions = jax.lax.dynamic_slice_in_dim(cache.positions, start, block, axis=1)
-            seen = seen & within(positions, key_positions, window)
-            keys, values = cache.block(layer, start, block)
-            return _accumulate(state, scores_of(queries, keys, scale), values, seen)
-
-        blocks = (jnp.max(cache.length) + block - 1) // block
-        # The name shows readers of the compiled program how often this runs.
-        with jax.named_scope(f"history_by_{block}"):
-            return jax.lax.fori_loop(jnp.zeros((), blocks.dtype), blocks, visit, Softmax.empty(queries))
-
     if cache is None or cache.capacity == 0:
         state = Softmax.empty(queries)
     else:
-        block = _accelerator_block(positions.size)
-        state = jax.lax.platform_dependent(
-            queries,
-            positions,
-            cache,
-            cpu=functools.partial(over_history, block=_cpu_block(queries.shape[0])),
-            default=functools.partial(over_history, block=block),
+        options = {"layer": layer, "scale": scale, "window": window}
+        sizes = (
+            min(size, cache.capacity) for size in (_cpu_block(queries.shape[0]), _accelerator_block(positions.size))
         )
+        cpu, default = (kept_form(_over_history, block=size, **options) for size in sizes)
+        state = jax.lax.platform_dependent(queries, positions, cache, cpu=cpu, default=default)
     state = _accumulate(
         state,
         scores_of(queries, jnp.einsum("btgd->bgtd", fresh.keys), scale),
@@ -155,6 +133,37 @@ def _attend(
     )
     out = state.weighted / state.weight[..., None]
     return jnp.einsum("bgrtd->btgrd", out).astype(fresh.values.dtype)
+
+
+def _over_history(
+    queries: Float[Array, "b g r t d"],
+    positions: Int[Array, "b t"],
+    cache: KVCache,
+    *,
+    layer: LayerNumber,
+    scale: float,
+    window: int | None,
+    block: int,
+) -> Softmax:
+    """Attends to the cache, `block` slots at a time."""
+    capacity = cache.capacity
+
+    def visit(index, state):
+        # The last visit moves back to end at the cache's end, and skips slots that were already read.
+        start = jnp.minimum(index * block, capacity - block)
+        slots = start + jnp.arange(block, dtype=jnp.int32)
+        seen = ((slots[None] >= index * block) & (slots[None] < cache.length[:, None]))[:, None]
+        key_positions = jnp.broadcast_to(slots, (positions.shape[0], block))
+        if cache.positions is not None:
+            key_positions = jax.lax.dynamic_slice_in_dim(cache.positions, start, block, axis=1)
+        seen = seen & within(positions, key_positions, window)
+        keys, values = cache.block(layer, start, block)
+        return _accumulate(state, scores_of(queries, keys, scale), values, seen)
+
+    blocks = (jnp.max(cache.length) + block - 1) // block
+    # The name shows readers of the compiled program how often this runs.
+    with jax.named_scope(f"history_by_{block}"):
+        return jax.lax.fori_loop(jnp.zeros((), blocks.dtype), blocks, visit, Softmax.empty(queries))
 
 
 def _accelerator_block(rows: int) -> int:

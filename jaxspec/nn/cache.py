@@ -15,6 +15,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Shaped
 
+from jaxspec.core.compiler import kept_form
 from jaxspec.core.layout import Layout
 from jaxspec.core.model import Kernels
 from jaxspec.core.parts import on_one_device
@@ -202,8 +203,8 @@ def slots(buffer: Shaped[Array, "l b g s d"], layer: LayerNumber, start: Int[Arr
     """Reads `count` slots of a layer, of every row, `[b, g, count, d]`."""
     if start.ndim:
         # A CPU copies the source of a gather: there rows are read one by one, or on a mesh a layer is copied.
-        cpu = functools.partial(_row_by_row if on_one_device() else _of_layer, layer=layer, count=count)
-        default = functools.partial(_of_rows, layer=layer, count=count)
+        cpu = kept_form(_row_by_row if on_one_device() else _of_layer, layer=layer, count=count)
+        default = kept_form(_of_rows, layer=layer, count=count)
         return jax.lax.platform_dependent(buffer, start, cpu=cpu, default=default)
     _, batch, heads, _, width = buffer.shape
     zero = jnp.zeros((), start.dtype)

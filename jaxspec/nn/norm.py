@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from jaxspec.core.compiler import by_platform, in_products
+from jaxspec.core.compiler import by_platform, in_products, kept_form
 from jaxspec.core.sums import rounded, row_mean
 from jaxspec.ops.triton import fused
 
@@ -63,7 +63,7 @@ def _normalize(module: Norm | NormOfSum, *terms: Float[Array, "*rows d"]) -> tup
     if config.norm == "layer":
         bias = module.param("bias", nn.initializers.zeros, (width,), jnp.float32)
         return _layer_norm(scale, bias, *terms, eps=config.norm_eps)
-    by_xla, by_kernel = (functools.partial(form, eps=config.norm_eps) for form in (_rms_norm, fused.rms_norm))
+    by_xla, by_kernel = (kept_form(form, eps=config.norm_eps) for form in (_rms_norm, fused.rms_norm))
     kernels = {"cuda": by_kernel} if in_products() and fused.fits(terms[0]) else {}
     return by_platform(kernels, by_xla, scale, *terms)
 

@@ -1,7 +1,6 @@
 """Computes rotary position embeddings (Su et al. 2104.09864), in the half-split layout of Llama."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterable
 from typing import Literal
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.core.compiler import kept_form
 from jaxspec.core.sums import rounded
 
 # The cosines and sines of the angles by which positions rotate the pairs of a head vector.
@@ -120,9 +120,13 @@ def _unfused(angles: Float[Array, "b t half"], rope: Rope) -> RopeTable:
     A CPU compiler would fuse them into each layer's rotation and recompute them for every number of every head: a
     fifteenth of a pass over 24 tokens. It removes barriers before that, but not a condition that it cannot evaluate.
     """
-    table = functools.partial(_cos_and_sin, rope=rope)
-    on_cpu = lambda x: jax.lax.cond(jnp.any(jnp.isnan(x)), lambda x: (x, x), table, x)  # noqa: E731
-    return jax.lax.platform_dependent(angles, cpu=on_cpu, default=table)
+    cpu, default = kept_form(_behind_a_condition, rope=rope), kept_form(_cos_and_sin, rope=rope)
+    return jax.lax.platform_dependent(angles, cpu=cpu, default=default)
+
+
+def _behind_a_condition(angles: Float[Array, "b t half"], *, rope: Rope) -> RopeTable:
+    table = kept_form(_cos_and_sin, rope=rope)
+    return jax.lax.cond(jnp.any(jnp.isnan(angles)), lambda x: (x, x), table, angles)
 
 
 def frequencies(head_dim: int, rope: Rope) -> Float[Array, "half"]:

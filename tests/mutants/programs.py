@@ -20,6 +20,20 @@ MUTANTS = (
         (f"{_TESTS}::test_the_programs_used_longest_ago_are_dropped",),
     ),
     Mutant(
+        "what was traced for one layout is used for another",
+        "core/compiler.py",
+        "_kept(function, current_layout(), _KERNELS.get(), **options)",
+        "_kept(function, None, _KERNELS.get(), **options)",
+        ("tests/core/test_compiler.py::test_each_context_has_its_own",),
+    ),
+    Mutant(
+        "what was traced for some kernels is used for others",
+        "core/compiler.py",
+        "_kept(function, current_layout(), _KERNELS.get(), **options)",
+        '_kept(function, current_layout(), "xla", **options)',
+        ("tests/core/test_compiler.py::test_each_context_has_its_own",),
+    ),
+    Mutant(
         "programs of all shapes are dropped together",
         "core/programs.py",
         'key = function, structure, tuple(getattr(leaf, "shape", ()) for leaf in leaves)',
