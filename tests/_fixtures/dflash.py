@@ -1,5 +1,7 @@
 """DFlash heads with random weights, and the same network in NumPy, one block at a time."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,11 +24,17 @@ def random_head(target, *, ids=None, seed=0, scale=0.3, capture=(1, 0), **option
     """A head whose distributions are far from uniform and from the target's; `scale` is the spread of its weights."""
     ids = np.arange(target.vocab_size) if ids is None else np.asarray(ids)
     module = DFlashNetwork(config(target, vocab=len(ids), features=len(capture), **options))
-    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), method="every_parameter"))["params"]
+    shapes = _shapes(module)
     rng = np.random.default_rng(seed)
     leaf = lambda path, x: rng.normal(size=x.shape) * scale + (1.0 if path[-1].key == "scale" else 0.0)
     params = jax.tree.map_with_path(lambda path, x: jnp.asarray(leaf(path, x), jnp.float32), shapes)
     return DFlashHead.of(module, params, ids, capture, target.vocab_size)
+
+
+@functools.cache
+def _shapes(module: DFlashNetwork):
+    """The shapes of the parameters, cached: tests make many equal networks."""
+    return jax.eval_shape(lambda: module.init(jax.random.key(0), method="every_parameter"))["params"]
 
 
 class Reference:
