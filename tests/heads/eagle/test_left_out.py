@@ -56,7 +56,8 @@ def test_it_goes_on_after_text_that_it_has_not_seen():
             length=read[row : row + 1],
         )
         _, entries = HEAD(after[row : row + 1, pairs], states[row : row + 1, pairs], cache)
-        own = slice(int(read[row]), int(read[row]) + fed)
+        old, own = slice(int(read[row])), slice(int(read[row]), int(read[row]) + fed)
+        np.testing.assert_array_equal(kept.cache.keys[:, row, :, old], before.cache.keys[:, row, :, old])
         assert fed > 2
         np.testing.assert_allclose(entries.keys[:, 0], kept.cache.keys[:, row, :, own], atol=1e-5)
 
