@@ -53,7 +53,7 @@ def rows():
         pattern = rf"{kind.head.__name__}|(?i:(?<![a-z]){kind.name}(?![a-z]))"
         yield f"head {kind.name}", folder(kind), ("text/names.py", "compiled/heads.py"), pattern
     for family in FAMILIES:
-        word = family.model_type.partition("_")[0]
+        word = family.model_type.removesuffix("_text")
         pattern = rf"(?<![a-z]){word}(?!_|\.cpp|-server|3|[a-z])|\b{word.upper()}\b"
         yield family.model_type, home(family.map_params), ("families/table.py",), pattern
     for word, kind in FORMATS.items():

@@ -24,7 +24,7 @@ from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.families.settings import SettingError, check_saved, settings_of
 from jaxspec.io.files import FileFormatError, as_path, check_fields, read_json, reading
 from jaxspec.io.manifest import check_digests, with_digests
-from jaxspec.nn.config import TransformerConfig
+from jaxspec.nn.config import ExpertsConfig, TransformerConfig
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import kind_of, packed_weights
 from jaxspec.nn.transformer import Transformer
@@ -214,7 +214,14 @@ def _config(path: Path, manifest: dict[str, Any]) -> TransformerConfig:
         with settings_of(path, lambda key: f"config: {key}", _SAVE_AGAIN):
             check_saved(values)
         ropes = tuple(None if rope is None else _rope(rope) for rope in values["ropes"])
-        return TransformerConfig(**(values | {"ropes": ropes, "windows": tuple(values["windows"])}))
+        experts = None if values.get("experts") is None else _experts(values["experts"])
+        lists = {"ropes": ropes, "windows": tuple(values["windows"])}
+        return TransformerConfig(**(values | lists | {"experts": experts}))
+
+
+def _experts(values: dict[str, Any]) -> ExpertsConfig:
+    lists: dict[str, Any] = {"dense_layers": tuple(values["dense_layers"])}
+    return ExpertsConfig(**(values | lists))
 
 
 def _rope(values: dict[str, Any]) -> Rope:

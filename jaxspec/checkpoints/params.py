@@ -76,7 +76,8 @@ def assemble(
     file = checkpoint.config_file or checkpoint.source
     with settings_of(file, checkpoint.name_of):
         config, family = read_config(checkpoint.config), find_family(checkpoint.config)
-        tensors = of_model(family, config, checkpoint.config, checkpoint.tensors)
+        stored = family.respell(checkpoint.tensors)
+        tensors = of_model(family, config, checkpoint.config, stored)
         mappings = list(family.map_params(config))
         if is_read(checkpoint.config):
             tensors = without_idle_biases(tensors, mappings)
@@ -84,9 +85,9 @@ def assemble(
         check_quantization(family, checkpoint.config, problem)
     with settings_of(file, checkpoint.name_of, _SAME_MODEL):
         if problem:
-            check_fit(checkpoint.config, problem, checkpoint.tensors)
+            check_fit(checkpoint.config, problem, stored)
         elif config.tied_head:
-            check_tied(checkpoint.tensors.get("lm_head.weight"), tensors[_embedding(mappings)])
+            check_tied(stored.get("lm_head.weight"), tensors[_embedding(mappings)])
     params = build_params(mappings, tensors, checkpoint.source, dtype, placement, hold=hold)
     model = LanguageModel(Transformer(config, dtype), params, _tokenizer(checkpoint, config.vocab_size))
     return model if placement is None else placed(model, placement)
@@ -168,6 +169,7 @@ _FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias")
 _SIZES = (
     *("num_hidden_layers", "n_layer", "vocab_size", "hidden_size", "n_embd", "intermediate_size", "n_inner"),
     *("num_attention_heads", "n_head", "num_key_value_heads", "head_dim", "n_positions", "num_nextn_predict_layers"),
+    *("num_experts", "num_local_experts", "moe_intermediate_size"),
 )
 _MAY_LACK = ("num_key_value_heads", "head_dim", "n_inner", "n_positions")  # sizes with a default
 _LAYER = re.compile(r"^(?:.*\.)?(?:layers|h)\.(\d{1,6})\.")

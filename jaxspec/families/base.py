@@ -166,6 +166,10 @@ def _unchanged_array(name: str, x: np.ndarray, config: TransformerConfig) -> np.
     return x
 
 
+def _as_stored(tensors: Mapping[str, LazyTensor]) -> Mapping[str, LazyTensor]:
+    return tensors
+
+
 @dataclasses.dataclass(frozen=True)
 class GGUFLayout:
     """Describes a family's layout in GGUF files, as written by llama.cpp's converter.
@@ -221,6 +225,7 @@ class Family:
         may lose some, so the caller reads them back and compares. `None`: the family is not written.
       gguf: its layout in GGUF files, or `None`.
       inputs_first: whether kernels are stored as `[in, out]`, for which no quantized layout is supported.
+      respell: returns a checkpoint's tensors under the names of `map_params`, if there are other forms of them.
 
     Example:
       >>> family = jaxspec.families.find_family({"model_type": "qwen3"})
@@ -239,6 +244,7 @@ class Family:
     write_config: Callable[[TransformerConfig], dict[str, Any]] | None = None
     gguf: GGUFLayout | None = None
     inputs_first: bool = False
+    respell: Callable[[Mapping[str, LazyTensor]], Mapping[str, LazyTensor]] = _as_stored
 
     def read_config(self, config: Mapping[str, Any]) -> TransformerConfig:
         """Returns the decoder's hyperparameters.

@@ -309,8 +309,9 @@ def map_attention(
             biases = tuple((f"{name}.{part}_proj.bias", (count,)) for part, count in rows.items())
             yield ParamMapping((*path, own, "bias"), biases, group, axis=1)
     if config.query_key_norm:
-        yield norm((*path, "query_norm", "scale"), f"{name}.q_norm.weight", config.head_dim)
-        yield norm((*path, "key_norm", "scale"), f"{name}.k_norm.weight", config.head_dim)
+        for own, theirs, rows in (("query", "q", query_rows), ("key", "k", key_rows)):
+            size = rows if config.norm_all_heads else config.head_dim
+            yield norm((*path, f"{own}_norm", "scale"), f"{name}.{theirs}_norm.weight", size)
     yield map_tensor((*path, "output", "kernel"), f"{name}.o_proj.weight", (config.width, query_rows))
     if config.output_bias:
         yield map_tensor((*path, "output", "bias"), f"{name}.o_proj.bias", (config.width,))
@@ -328,8 +329,15 @@ def map_mlp(config: TransformerConfig, path: tuple[str, ...], name: str) -> Iter
         yield map_tensor((*path, "down", "bias"), f"{name}.down_proj.bias", (width,))
 
 
+def _map_dense(config: TransformerConfig, layer: int) -> Iterator[ParamMapping]:
+    return map_mlp(config, (f"layer_{layer}", "mlp"), f"layers.{layer}.mlp")
+
+
 def map_gated_params(
-    config: TransformerConfig, norms: Mapping[str, str], norm: MapNorm = map_norm
+    config: TransformerConfig,
+    norms: Mapping[str, str],
+    norm: MapNorm = map_norm,
+    feed_forward: Callable[[TransformerConfig, int], Iterator[ParamMapping]] = _map_dense,
 ) -> Iterator[ParamMapping]:
     """Maps every parameter of a Llama-like decoder.
 
@@ -337,6 +345,7 @@ def map_gated_params(
       config: the decoder's hyperparameters.
       norms: maps the names of a layer's normalizations to those of the checkpoint.
       norm: maps the scale of a normalization.
+      feed_forward: maps the parameters of the feed-forward block of a layer, given its number.
     """
     yield map_tensor(("embedding",), "embed_tokens.weight", (config.vocab_size, config.width))
     for layer in range(config.num_layers):
@@ -344,7 +353,7 @@ def map_gated_params(
         for own, theirs in norms.items():
             yield norm((path, own, "scale"), f"{name}.{theirs}.weight", config.width)
         yield from map_attention(config, (path, "attention"), f"{name}.self_attn", norm, config.width)
-        yield from map_mlp(config, (path, "mlp"), f"{name}.mlp")
+        yield from feed_forward(config, layer)
     yield norm(("final_norm", "scale"), "norm.weight", config.width)
     if not config.tied_head:
         yield map_tensor(("head",), "lm_head.weight", (config.vocab_size, config.width))

@@ -14,6 +14,7 @@ from jaxspec.io.files import FileFormatError
 
 _MOST = 2**31 - 1  # the largest int32
 _MOST_LAYERS = 10_000  # lists with an entry per layer are made before tensors are read
+_MOST_EXPERTS = 100_000  # nor are these lists, with an entry for each expert of each layer
 _SMALLEST, _LARGEST = 1.2e-38, 3.4e38  # the range of float32
 
 
@@ -145,6 +146,11 @@ SETTINGS: dict[str, Setting] = {
     "use_bidirectional_attention": FLAG.or_null(),
     **dict.fromkeys(("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention"), FLAG.or_null()),
     **dict.fromkeys(("num_nextn_predict_layers", "num_blocks"), COUNT.or_null()),
+    **dict.fromkeys(("num_experts", "num_local_experts"), integer(0, _MOST_EXPERTS).or_null()),
+    **dict.fromkeys(("num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step"), SIZE.or_null()),
+    "mlp_only_layers": list_of(COUNT, "numbers of layers").or_null(),
+    "norm_topk_prob": FLAG.or_null(),
+    "clip_qkv": POSITIVE.or_null(),
     "eos_token_id": IDS.or_null(),
 }
 
@@ -165,6 +171,11 @@ _SAVED_ROPE = {
         }
     ).or_null(),
 }
+_SAVED_EXPERTS = {
+    **dict.fromkeys(("count", "per_token", "width"), SIZE),
+    "normalized": FLAG,
+    "dense_layers": list_of(COUNT, "numbers of layers"),
+}
 SAVED: dict[str, Setting] = {
     **dict.fromkeys(("vocab_size", "width", "num_heads", "num_kv_heads", "head_dim", "mlp_width"), SIZE),
     "num_layers": LAYERS,
@@ -178,7 +189,12 @@ SAVED: dict[str, Setting] = {
     "tied_head": FLAG,
     "embedding_scale": POSITIVE,
     "attention_scale": POSITIVE.or_null(),
+    "norm_all_heads": FLAG,
+    "clip_qkv": POSITIVE.or_null(),
+    "experts": table_of(_SAVED_EXPERTS).or_null(),
 }
+# Those that models lack which were saved before there were any.
+_LATER = ("norm_all_heads", "clip_qkv", "experts")
 
 
 def check_settings(values: Mapping[str, Any], table: Mapping[str, Setting] | None = None, prefix: str = "") -> None:
@@ -202,14 +218,16 @@ def check_settings(values: Mapping[str, Any], table: Mapping[str, Setting] | Non
 
 
 def check_saved(values: Mapping[str, Any]) -> None:
-    """Checks the configuration of a saved model: the fields of `TransformerConfig`, all required.
+    """Checks the configuration of a saved model: the fields of `TransformerConfig`.
 
     Raises:
       SettingError: one is missing, of another type or out of range.
     """
-    if lacking := [key for key in SAVED if key not in values]:
+    if lacking := [key for key in SAVED if key not in values and key not in _LATER]:
         raise SettingError(lacking[0], "is missing")
     check_settings(values, SAVED)
+    if (experts := values.get("experts")) and (lacking := [key for key in _SAVED_EXPERTS if key not in experts]):
+        raise SettingError(f"experts.{lacking[0]}", "is missing")
     for layer, rope in enumerate(values["ropes"]):
         if rope is not None:
             check_settings(rope, _SAVED_ROPE, f"ropes.{layer}.")

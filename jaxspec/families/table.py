@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxspec.core.validate import shown
 from jaxspec.families.base import Family
+from jaxspec.families.experts import MIXTRAL, OLMOE, QWEN3_MOE
 from jaxspec.families.gemma import GEMMA3
 from jaxspec.families.gpt2 import GPT2
 from jaxspec.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
@@ -15,7 +16,7 @@ from jaxspec.io.files import read_json
 from jaxspec.nn.config import TransformerConfig
 
 # In the order in which `write_config` tries them.
-FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, GPT2)
+FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, GPT2, QWEN3_MOE, MIXTRAL, OLMOE)
 
 
 def find_family(config: Mapping[str, Any]) -> Family:
@@ -77,6 +78,19 @@ def read_config(config: Mapping[str, Any]) -> TransformerConfig:
     family = find_family(config)
     check_settings(config, {key: one for key, one in SETTINGS.items() if key in {*family.defaults, *family.synonyms}})
     return family.read_config(config)
+
+
+def read_head_config(config: Mapping[str, Any]) -> TransformerConfig:
+    """Reads the configuration of a head's layers, like `read_config`.
+
+    Raises:
+      SettingError: they have experts, or as in `read_config`.
+    """
+    found = read_config(config)
+    if found.experts is not None:
+        kind = config["model_type"]
+        raise SettingError("model_type", f"layers of experts ({kind!r}) are not supported in heads; pass a dense head")
+    return found
 
 
 def write_config(config: TransformerConfig) -> tuple[Family, dict[str, Any]]:

@@ -8,7 +8,7 @@ with _epy.lazy_api_imports(globals()):
     from jaxspec.nn.cache_half import HalfKVCache as HalfKVCache
     from jaxspec.nn.cache_int8 import Int8KVCache as Int8KVCache
     from jaxspec.nn.cache_pallas import pallas_kernels as pallas_kernels
-    from jaxspec.nn.config import TransformerConfig as TransformerConfig
+    from jaxspec.nn.config import ExpertsConfig as ExpertsConfig, TransformerConfig as TransformerConfig
     from jaxspec.nn.convert import (
         native_kernels as native_kernels,
         pack_weights as pack_weights,

@@ -7,12 +7,55 @@ from typing import Literal
 from jaxspec.core import validate
 from jaxspec.core.typed import check_fields
 from jaxspec.nn.cache_by_kind import Kinds
-from jaxspec.nn.layers import AttentionSpec, FeedForwardSpec, LayerSpec
+from jaxspec.nn.experts import ExpertsSpec
+from jaxspec.nn.layers import AttentionSpec, FeedForwardKind, FeedForwardSpec, LayerSpec
 from jaxspec.nn.norm import NormSpec
 from jaxspec.ops.rope import Rope
 
 _SIZES = ("vocab_size", "num_layers", "width", "num_heads", "num_kv_heads", "head_dim", "mlp_width", "context_length")
-_FLAGS = ("gated_mlp", "qkv_bias", "output_bias", "mlp_bias", "query_key_norm", "post_norms", "tied_head")
+_FLAGS = (
+    "gated_mlp",
+    "qkv_bias",
+    "output_bias",
+    "mlp_bias",
+    "query_key_norm",
+    "post_norms",
+    "tied_head",
+    "norm_all_heads",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertsConfig:
+    """Holds the sizes of a decoder's feed-forward layers of experts.
+
+    Attributes:
+      count: the number of experts of a layer.
+      per_token: the number that is chosen for a token.
+      width: the inner width of an expert.
+      normalized: whether the chances of the chosen experts are divided by their sum.
+      dense_layers: the layers that have one feed-forward block of `mlp_width` instead.
+
+    Raises:
+      TypeError, ValueError: a field has the wrong type or is out of range.
+
+    Example:
+        >>> jaxspec.nn.ExpertsConfig(count=8, per_token=2, width=64, normalized=True).dense_layers
+        ()
+    """
+
+    count: int
+    per_token: int
+    width: int
+    normalized: bool
+    dense_layers: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        owner = "ExpertsConfig"
+        validate.counts(owner, **{name: getattr(self, name) for name in ("count", "per_token", "width")})
+        if self.per_token > self.count:
+            raise ValueError(f"{owner} needs per_token of at most count={self.count}, got {self.per_token}")
+        check_fields(self, "normalized", "dense_layers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,15 +96,18 @@ class TransformerConfig:
     tied_head: bool = False
     embedding_scale: float = 1.0
     attention_scale: float | None = None
+    norm_all_heads: bool = False
+    clip_qkv: float | None = None
+    experts: ExpertsConfig | None = None
 
     def __post_init__(self):
         owner, scales = "TransformerConfig", {"embedding_scale": self.embedding_scale}
-        scales |= {} if self.attention_scale is None else {"attention_scale": self.attention_scale}
+        scales |= {k: x for k in ("attention_scale", "clip_qkv") if (x := getattr(self, k)) is not None}
         validate.counts(owner, **{name: getattr(self, name) for name in _SIZES})
         validate.in_range(owner, norm_eps=(self.norm_eps, 0, 1), **{k: (x, 0, math.inf) for k, x in scales.items()})
         for name in _FLAGS:
             validate.flag(name, getattr(self, name))
-        check_fields(self, "norm", "activation")
+        check_fields(self, "norm", "activation", "experts")
         for name in ("ropes", "windows"):
             validate.instance(name, getattr(self, name), tuple, "pass one entry per layer")
         if self.num_heads % self.num_kv_heads:
@@ -73,6 +119,8 @@ class TransformerConfig:
                 raise ValueError(
                     f"{name} must have one entry per layer, got {len(getattr(self, name))} for {self.num_layers} layers"
                 )
+        if self.experts is not None and not (self.gated_mlp and not self.mlp_bias):
+            raise ValueError("experts are gated and have no biases, got gated_mlp=False or mlp_bias=True")
 
     @property
     def queries_per_kv_head(self) -> int:
@@ -98,11 +146,17 @@ class TransformerConfig:
     def layers(self) -> tuple[LayerSpec, ...]:
         """The specification of each layer."""
         norm = NormSpec(self.norm, self.norm_eps)
-        feed_forward = FeedForwardSpec(self.width, self.mlp_width, self.activation, self.gated_mlp, self.mlp_bias)
-        each = zip(self.ropes, self.windows, strict=True)
+        each = zip(map(self._feed_forward, range(self.num_layers)), self.ropes, self.windows, strict=True)
         return tuple(
-            LayerSpec(self._attention(norm, rope, window), feed_forward, norm, self.post_norms) for rope, window in each
+            LayerSpec(self._attention(norm, rope, window), feed_forward, norm, self.post_norms)
+            for feed_forward, rope, window in each
         )
+
+    def _feed_forward(self, layer: int) -> FeedForwardKind:
+        own = self.experts
+        if own is None or layer in own.dense_layers:
+            return FeedForwardSpec(self.width, self.mlp_width, self.activation, self.gated_mlp, self.mlp_bias)
+        return ExpertsSpec(self.width, own.width, own.count, own.per_token, own.normalized, self.activation)
 
     def _attention(self, norm: NormSpec, rope: Rope | None, window: int | None) -> AttentionSpec:
         return AttentionSpec(
@@ -117,6 +171,8 @@ class TransformerConfig:
             qkv_bias=self.qkv_bias,
             output_bias=self.output_bias,
             query_key_norm=self.query_key_norm,
+            norm_all_heads=self.norm_all_heads,
+            clip=self.clip_qkv,
         )
 
     @property

@@ -24,6 +24,7 @@ from jaxspec.nn.cache_half import NATIVE, HalfKVCache
 from jaxspec.nn.cache_int8 import Int8KVCache
 from jaxspec.nn.chosen_kernels import kernels_like, with_kernels
 from jaxspec.nn.exact_passes import BY_SLOT, is_by_token
+from jaxspec.nn.experts import ROUTER
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.layers import PRODUCTS
 from jaxspec.nn.network import Network, kind_of, packed_weights
@@ -46,7 +47,7 @@ _NATIVE: Mapping[jnp.dtype, str] = MappingProxyType(
 
 
 def pack_weights(model: _Network, pack: Callable[[Array], PackedWeight]) -> _Network:
-    """Returns the model with the weights of its products in another format; norms, biases and positions stay.
+    """Returns the model with the weights of its products in another format; routers, norms and biases stay.
 
     Args:
       model: a `LanguageModel` of a `jaxspec.nn.Transformer`, or a head, with plain float weights.
@@ -195,7 +196,7 @@ def native_kernels(model: _Network, *, weights: DTypeLike | None = None) -> _Net
     if weights is None:
         weights = jnp.bfloat16 if _are_bfloat16(model.params) else jnp.float32
     kind = FORMATS[_NATIVE[jnp.dtype(weights)]]
-    return _with_native_cache(pack_weights(model, functools.partial(kind.pack, dtype=weights)))
+    return _all_native(pack_weights(model, functools.partial(kind.pack, dtype=weights)))
 
 
 def native_if_possible(model: _Network, *, weights: DTypeLike | None = None) -> _Network:
@@ -228,11 +229,15 @@ def native_like(target: Any, draft: _Network) -> _Network:
     plain = _is_known(draft) and not packed_weights(draft) and jnp.dtype(draft.module.dtype) == jnp.float32
     if not kernels.startswith("stored") or not plain or not isinstance(draft.placement, Unsharded):
         return draft
-    return _with_native_cache(pack_weights(draft, FORMATS["stored"].pack))
+    return _all_native(pack_weights(draft, FORMATS["stored"].pack))
 
 
-def _with_native_cache(model: _Network) -> _Network:
-    return dataclasses.replace(model, cache_type=NATIVE.get(model.cache_type, model.cache_type))
+def _all_native(model: _Network) -> _Network:
+    """Returns a model of native weights with the cache of native kernels, and its routers native too, unrounded."""
+    params = jax.tree.map_with_path(
+        lambda path, x: FORMATS["native"].pack(x) if _is_router(path) else x, model.params, is_leaf=is_packed
+    )
+    return dataclasses.replace(model, params=params, cache_type=NATIVE.get(model.cache_type, model.cache_type))
 
 
 # The conversions by name, for commands.
@@ -276,7 +281,12 @@ def _is_known(model: object) -> bool:
 
 
 def _is_product(path: tuple[Any, ...]) -> bool:
-    return path[-1].key in PRODUCTS
+    """Returns whether a parameter is the weight of a product that may be rounded."""
+    return path[-1].key in PRODUCTS and not _is_router(path)
+
+
+def _is_router(path: tuple[Any, ...]) -> bool:
+    return [key.key for key in path[-2:]] == [ROUTER, "kernel"]
 
 
 def _are_bfloat16(params: Any) -> bool:

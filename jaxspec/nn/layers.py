@@ -5,6 +5,7 @@ configuration chooses the kinds of its layers (`TransformerConfig.layers`):
 
     mixer          AttentionSpec, of all tokens or those in a window    -> Attention, over a KVCache
     feed-forward   FeedForwardSpec, gated or plain                      -> FeedForward
+                   ExpertsSpec, a few of many experts for each token    -> Experts (`jaxspec.nn.experts`)
 
 Layers with equal `Mixer.cache` share one cache, in which they are stacked; layers with equal specs have weights of
 equal shapes, which can be stacked. Weights are stored as `[out, in]`, grouped by key-value head, so that mesh axes can
@@ -37,6 +38,8 @@ from jaxspec.ops.rope import Rope, RopeTable, rope_table, rotate
 
 # The last names in the paths of the products' parameters, which are arrays or packed weights.
 PRODUCTS = ("kernel", "embedding", "head")
+
+ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}
 
 _init = nn.initializers.normal(0.02)
 
@@ -136,6 +139,8 @@ class AttentionSpec:
       rope: the rotary embedding, or `None`.
       window: the number of positions that a token sees, itself included; `None` is all.
       norm: the norm of queries and keys, if `query_key_norm`.
+      norm_all_heads: whether that is one norm over all heads, instead of one over each.
+      clip: the largest magnitude of queries, keys and values; `None` is any.
     """
 
     width: int
@@ -149,6 +154,8 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     query_key_norm: bool = False
+    norm_all_heads: bool = False
+    clip: float | None = None
 
     takes_trees: ClassVar[bool] = True
     rewinds: ClassVar[bool] = True
@@ -234,8 +241,8 @@ class Attention(nn.Module):
         keys, values = both[..., 0, :], both[..., 1, :]
         if table is None and spec.rope is not None:
             table = rope_table(fed, spec.head_dim, spec.rope)
-        if spec.query_key_norm:
-            queries, keys = Norm(spec.norm, name="query_norm")(queries), Norm(spec.norm, name="key_norm")(keys)
+        if spec.query_key_norm or spec.clip is not None:
+            queries, keys, values = self._bounded(queries, keys, values)
             if table is not None:
                 queries, keys = rotate(queries, table), rotate(keys, table)
         elif table is not None:
@@ -258,6 +265,21 @@ class Attention(nn.Module):
         out = Dense((spec.width,), spec.output_bias, self.dtype, name="output")(attended)
         return out, (jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2))
 
+    def _bounded(
+        self, queries: Float[Array, "b t g r h"], keys: Float[Array, "b t g h"], values: Float[Array, "b t g h"]
+    ) -> tuple[Float[Array, "b t g r h"], Float[Array, "b t g h"], Float[Array, "b t g h"]]:
+        """Normalizes queries and keys, and clips all three, as far as the specification says so."""
+        spec = self.spec
+        if spec.query_key_norm:
+            queries, keys = self._normalized("query_norm", queries), self._normalized("key_norm", keys)
+        if (most := spec.clip) is not None:
+            queries, keys, values = (jnp.clip(x, -most, most) for x in (queries, keys, values))
+        return queries, keys, values
+
+    def _normalized(self, name: str, x: Float[Array, "b t *heads h"]) -> Float[Array, "b t *heads h"]:
+        flat = x.reshape(*x.shape[:2], -1) if self.spec.norm_all_heads else x
+        return Norm(self.spec.norm, name=name)(flat).reshape(x.shape)
+
 
 class FeedForward(nn.Module):
     """Applies the feed-forward block, gated (SwiGLU, GeGLU) or plain."""
@@ -268,7 +290,7 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x):
         spec = self.spec
-        activate = {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}[spec.activation]
+        activate = ACTIVATIONS[spec.activation]
         if spec.gated:
             both = Dense((2, spec.inner_width), spec.bias, self.dtype, name="gate_up")(x)
             inner = activate(both[..., 0, :]) * both[..., 1, :]

@@ -114,6 +114,14 @@ class PackedWeight(abc.ABC):
         """Computes `weights[layer].product(x)`, where the weights differ from this one only in their values."""
         raise NotImplementedError(f"{self.name} weights have no products in a loop over layers")
 
+    def product_by_expert(self, x: Float[Array, "m in"], experts: Int[Array, "m"]) -> Float[Array, "m *out"] | None:
+        """Computes `jaxspec.ops.experts.project_by_expert` for this weight of several experts, `[e, *out, in]`.
+
+        Returns:
+          The products; `None` if the format has no kernel for it: experts are then read as arrays, one at a time.
+        """
+        del x, experts
+
     def astype(self, dtype: DTypeLike) -> Float[Array, "*out in"]:
         """Returns the complete weight as an array."""
         return self[:].astype(dtype)

@@ -27,6 +27,11 @@ CONFIGS = {
     "qwen2": _SHARED | {"model_type": "qwen2", "rope_theta": 1e6, "tie_word_embeddings": True},
     "qwen3": _SHARED | {"model_type": "qwen3", "rope_theta": 1e6, "tie_word_embeddings": True},
     "gemma3_text": _SHARED | {"model_type": "gemma3_text", "sliding_window": 8, "query_pre_attn_scalar": 8},
+    "qwen3_moe": _SHARED
+    | {"model_type": "qwen3_moe", "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+    | {"norm_topk_prob": True, "mlp_only_layers": [1]},
+    "mixtral": _SHARED | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmoe": _SHARED | {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 1.0},
     "gpt2": {
         "model_type": "gpt2",
         "n_embd": WIDTH,
@@ -135,13 +140,31 @@ def _llama_shapes(family: str) -> dict[str, tuple[int, ...]]:
         shapes |= {f"{name}.self_attn.{part}_proj.weight": (count, WIDTH) for part, count in rows.items()}
         if family == "qwen2":
             shapes |= {f"{name}.self_attn.{part}_proj.bias": (count,) for part, count in rows.items()}
-        if family in ("qwen3", "gemma3_text"):
+        if family in ("qwen3", "gemma3_text", "qwen3_moe"):
             shapes |= {f"{name}.self_attn.{part}_norm.weight": (HEAD_DIM,) for part in "qk"}
+        if family == "olmoe":
+            shapes |= {f"{name}.self_attn.{part}_norm.weight": (rows[part],) for part in "qk"}
         shapes[f"{name}.self_attn.o_proj.weight"] = (WIDTH, HEADS * HEAD_DIM)
-        shapes |= {f"{name}.mlp.{part}_proj.weight": (INNER, WIDTH) for part in ("gate", "up")}
-        shapes[f"{name}.mlp.down_proj.weight"] = (WIDTH, INNER)
-    if family in ("llama", "mistral"):
+        shapes |= _mlp_shapes(CONFIGS[family], name, layer)
+    if family in ("llama", "mistral", "qwen3_moe", "mixtral", "olmoe"):
         shapes["lm_head.weight"] = (VOCAB, WIDTH)
+    return shapes
+
+
+def _mlp_shapes(config: Mapping, name: str, layer: int) -> dict[str, tuple[int, ...]]:
+    count = config.get("num_experts", config.get("num_local_experts"))
+    if count is None or layer in config.get("mlp_only_layers", ()):
+        each, inner, parts = {f"{name}.mlp"}, INNER, ("gate_proj", "up_proj", "down_proj")
+    elif config["model_type"] == "mixtral":
+        each = {f"{name}.block_sparse_moe.experts.{expert}" for expert in range(count)}
+        inner, parts = INNER, ("w1", "w3", "w2")
+    else:
+        each = {f"{name}.mlp.experts.{expert}" for expert in range(count)}
+        inner, parts = config.get("moe_intermediate_size", INNER), ("gate_proj", "up_proj", "down_proj")
+    shapes = {} if len(each) == 1 else {f"{min(each).split('.experts')[0]}.gate.weight": (count, WIDTH)}
+    for one in sorted(each):
+        sizes = zip(parts, ((inner, WIDTH), (inner, WIDTH), (WIDTH, inner)), strict=True)
+        shapes |= {f"{one}.{part}.weight": shape for part, shape in sizes}
     return shapes
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 import jaxspec
 from jaxspec.core.tree import verification_mask
+from jaxspec.nn.config import ExpertsConfig
 from jaxspec.ops.rope import Rope
 
 # What differs between families, for `tiny.transformer`.
@@ -24,6 +25,13 @@ FAMILIES = {
         "qkv_bias": True,
         "output_bias": True,
         "mlp_bias": True,
+    },
+    "experts": {
+        "layers": 2,
+        "query_key_norm": True,
+        "norm_all_heads": True,
+        "clip_qkv": 1.0,
+        "experts": ExpertsConfig(count=6, per_token=3, width=24, normalized=False, dense_layers=(1,)),
     },
 }
 

@@ -39,6 +39,7 @@ _GEMMA_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
 }
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 CASES = {
     "llama": ("llama", _SHARED),
     "llama-tied-mqa": ("llama", _SHARED | {"tie_word_embeddings": True, "num_key_value_heads": 1}),
@@ -62,6 +63,12 @@ CASES = {
         _SHARED | {"head_dim": 16, "sliding_window": 7, "query_pre_attn_scalar": 24, "sliding_window_pattern": 2},
     ),
     "gemma3-linear": ("gemma3_text", _SHARED | {"head_dim": 16, "rope_parameters": _GEMMA_ROPES}),
+    "qwen3-moe": ("qwen3_moe", _SHARED | _EXPERTS | {"head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+    "qwen3-moe-chances": ("qwen3_moe", _SHARED | _EXPERTS | {"decoder_sparse_step": 2, "attention_bias": True}),
+    "mixtral": ("mixtral", _SHARED | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral-window": ("mixtral", _SHARED | {"num_local_experts": 4, "sliding_window": 7, "head_dim": 16}),
+    "olmoe": ("olmoe", _SHARED | {"num_experts": 8, "num_experts_per_tok": 3}),
+    "olmoe-clipped": ("olmoe", _SHARED | {"num_experts": 8, "clip_qkv": 0.7, "norm_topk_prob": True}),
     "gpt2": ("gpt2", {"n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 211, "n_positions": 128}),
 }
 

@@ -32,7 +32,8 @@ def test_a_family_is_found_by_its_gguf_architecture():
 
 def test_unknown_architectures():
     with pytest.raises(
-        ValueError, match="unsupported architecture 'mamba'.*: gemma3_text, gpt2, llama, mistral, qwen2, "
+        ValueError,
+        match="unsupported architecture 'mamba'.*: gemma3_text, gpt2, llama, mistral, mixtral, olmoe, ",
     ):
         read_config({"model_type": "mamba"})
 
@@ -54,7 +55,7 @@ def test_biases_tell_families_apart():
         assert write_config(tiny.transformer(**options).module.config)[0].model_type == name
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "gpt2"])
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "gpt2", "qwen3_moe", "mixtral", "olmoe"])
 def test_other_families_are_not_written(name):
     with pytest.raises(ValueError, match="families llama, qwen2, qwen3, without sliding windows.*use jaxspec.save"):
         write_config(read_config(folders.CONFIGS[name]))

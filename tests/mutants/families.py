@@ -4,7 +4,30 @@ from tests.mutants.mutant import Mutant
 
 _GEMMA, _GPT2, _LLAMA = (f"tests/families/test_{name}.py" for name in ("gemma", "gpt2", "llama"))
 
+_EXPERTS = "tests/families/test_experts.py"
+
 MUTANTS = (
+    Mutant(
+        "the chances of the chosen experts do not add up to 1",
+        "nn/experts.py",
+        "    if normalized:",
+        "    if False:",
+        ("tests/nn/test_experts.py::test_the_router_chooses_and_normalizes",),
+    ),
+    Mutant(
+        "an expert takes no more tokens than one block holds",
+        "ops/experts.py",
+        "blocks = -(-sizes // size)",
+        "blocks = jnp.minimum(-(-sizes // size), 1)",
+        ("tests/ops/test_experts.py::test_rows_meet_their_own_expert[some have none]",),
+    ),
+    Mutant(
+        "an expert's gates and ups change places in the form of all experts",
+        "families/experts.py",
+        'if match[2] == "gate_up" else',
+        'if False else [names.up, names.gate] if match[2] == "gate_up" else',
+        (f"{_EXPERTS}::test_layout_of_experts_in_both_forms[olmoe]",),
+    ),
     Mutant(
         "Gemma's scales are taken as they are stored",
         "families/gemma.py",

@@ -51,7 +51,7 @@ from jaxspec.families.common import (
     write_llama_config,
 )
 from jaxspec.families.settings import SIZE, check_settings
-from jaxspec.families.table import read_config
+from jaxspec.families.table import read_head_config
 from jaxspec.heads.settings import STATES, check_states, check_trained_for, need_setting, read_vocabulary
 from jaxspec.io.files import FileFormatError
 from jaxspec.nn.config import TransformerConfig
@@ -89,7 +89,7 @@ def read_tandem(
         problem = f"the tensor {_VOCABULARY} is missing"
         raise FileFormatError(folder / "model.safetensors", _VOCABULARY, problem)
     ids = read_vocabulary(folder, _VOCABULARY, target.vocab_size)
-    layers, capture = read_config(config | {"vocab_size": len(ids)}), tuple(config[_LAYERS])
+    layers, capture = read_head_config(config | {"vocab_size": len(ids)}), tuple(config[_LAYERS])
     sizes = {field.name: getattr(layers, field.name) for field in dataclasses.fields(TransformerConfig)}
     shape = TandemConfig(**sizes, target_width=config[_WIDTH], num_features=len(capture))
     own_head = _HEAD in tensors

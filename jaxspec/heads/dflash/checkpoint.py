@@ -69,7 +69,7 @@ from jaxspec.families.common import (
     map_tensor,
     write_llama_config,
 )
-from jaxspec.families.table import read_config
+from jaxspec.families.table import read_head_config
 from jaxspec.heads.dflash.correction import Correction
 from jaxspec.heads.dflash.domino import Domino
 from jaxspec.heads.dflash.head import DFlashHead
@@ -249,7 +249,7 @@ def _dflash_config(config: dict[str, Any], target_tokens: int, vocab_size: int, 
         names = " and ".join(type(correction).__name__ for correction in corrections)
         raise settings.SettingError("architectures", f"expected one correction of a block's drafts, got {names}")
     correction = next(iter(corrections), None)
-    layers = read_config(config | {"vocab_size": vocab_size, "tie_word_embeddings": False})
+    layers = read_head_config(config | {"vocab_size": vocab_size, "tie_word_embeddings": False})
     confidence, has_confidence = "none", config.get("enable_confidence_head")
     if has_confidence is None:  # SpecForge's default
         has_confidence = bool(config.get("confidence_head_alpha"))

@@ -57,7 +57,7 @@ from jaxspec.core.typed import typed
 from jaxspec.families.base import LazyTensor, ParamMapping, Shape
 from jaxspec.families.common import LLAMA_NORMS, map_attention, map_mlp, map_norm, map_tensor, write_llama_config
 from jaxspec.families.settings import COUNT, FLAG, SIZE, SettingError, check_settings, table_of
-from jaxspec.families.table import read_config
+from jaxspec.families.table import read_head_config
 from jaxspec.heads.eagle.head import EagleHead
 from jaxspec.heads.eagle.network import EagleLayer, EagleNorms, FirstEagleLayer, ParallelEagleLayers
 from jaxspec.heads.eagle.parallel import ParallelEagleHead
@@ -264,7 +264,7 @@ def write_eagle(
 
 
 def _layers_config(config: dict[str, Any], vocab_size: int) -> TransformerConfig:
-    return read_config({"model_type": "llama", "num_hidden_layers": 1} | config | {"vocab_size": vocab_size})
+    return read_head_config({"model_type": "llama", "num_hidden_layers": 1} | config | {"vocab_size": vocab_size})
 
 
 def read_params(

@@ -50,7 +50,7 @@ from jaxspec.core.typed import WIDTH, typed
 from jaxspec.families.base import LazyTensor, ParamMapping
 from jaxspec.families.common import LLAMA_NORMS, map_attention, map_mlp, map_norm, map_tensor
 from jaxspec.families.settings import FLAG, SettingError, check_settings
-from jaxspec.families.table import read_config
+from jaxspec.families.table import read_head_config
 from jaxspec.heads import untrained
 from jaxspec.heads.eagle.checkpoint import read_params
 from jaxspec.heads.eagle.head import EagleHead
@@ -125,9 +125,8 @@ def init_mtp(
     """
     untrained.check_arguments(target, rng, dtype)
     config, rope = target.module.config, untrained.rope_of(target)
-    layer = dataclasses.replace(
-        config, num_layers=1, mlp_width=mlp_width or config.mlp_width, ropes=(rope,), windows=(None,), norm="rms"
-    )
+    sizes = {"num_layers": 1, "mlp_width": mlp_width or config.mlp_width}
+    layer = dataclasses.replace(config, **sizes, ropes=(rope,), windows=(None,), norm="rms", experts=None)
     module, capture = MtpLayer(layer, layer.width), (config.num_layers,)
     blank = EagleHead(module, {}, None, None, target.vocab_size, capture, normalized=True)
     state = jnp.zeros((1, 1, layer.width), jnp.float32)
@@ -194,7 +193,7 @@ def read_mtp(
             )
     kinds = (config.get("layer_types") or [])[number : number + 1]
     one = {"num_hidden_layers": 1, "vocab_size": target.vocab_size, "layer_types": kinds}
-    layer, source = read_config(config | one), f"{folder}, layer {number}"
+    layer, source = read_head_config(config | one), f"{folder}, layer {number}"
     check_trained_for(config, "hidden_size", "width", target.module.config.width)
     check_trained_for(config, "vocab_size", "tokens", target.vocab_size)
     own_head, shape = f"{layout.head}.weight" in tensors, (target.vocab_size, layer.width)

@@ -1,0 +1,143 @@
+"""Defines a feed-forward layer of experts: a router chooses a few for each token, and their outputs are mixed.
+
+    chances     softmax of the router's outputs over all experts
+    chosen      the `per_token` experts with the highest chances
+    output      sum over the chosen of  chance * expert(x)
+
+No token is dropped: an expert takes all that choose it. The chosen experts, the order of the sum and, on a CPU, each
+product depend on the token alone, so that its output does not depend on the tokens fed with it.
+
+    router              [count, width]
+    experts_gate_up     [count, 2, inner_width, width]
+    experts_down        [count, width, inner_width]
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+from jaxspec.core.sums import rounded, row_sum
+from jaxspec.nn.layers import ACTIVATIONS, Dense, weight
+from jaxspec.ops.experts import project_by_expert
+from jaxspec.ops.packed import PackedWeight
+
+_Kernel = Float[Array, "e *out in"] | PackedWeight
+
+# The name of the router among the modules of a layer. Rounding it would change which experts are chosen.
+ROUTER = "router"
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertsSpec:
+    """Specifies a layer's feed-forward block of gated experts.
+
+    Attributes:
+      width: the width of its input and output.
+      inner_width: the width between the products of an expert.
+      count: the number of experts.
+      per_token: the number that is chosen for a token.
+      normalized: whether the chances of the chosen are divided by their sum. The softmax over the chosen alone is the
+        same.
+    """
+
+    width: int
+    inner_width: int
+    count: int
+    per_token: int
+    normalized: bool
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+
+    def build(self, dtype: DTypeLike) -> "Experts":
+        return Experts(self, dtype, name="mlp")
+
+
+class Experts(nn.Module):
+    """Applies the experts that the router chooses for each token, and mixes their outputs."""
+
+    spec: ExpertsSpec
+    dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        spec, shape = self.spec, x.shape
+        logits = Dense((spec.count,), False, self.dtype, name=ROUTER)(x)
+        chances, chosen = choose(logits, spec.per_token, normalized=spec.normalized)
+        inner, outer = (spec.count, 2, spec.inner_width, spec.width), (spec.count, spec.width, spec.inner_width)
+        kernels = [
+            _Stack(shape, self.dtype, name=f"experts_{name}")()
+            for name, shape in {"gate_up": inner, "down": outer}.items()
+        ]
+        rows = [one.reshape(-1, one.shape[-1]) for one in (x, chances, chosen)]
+        return mix(*rows, *kernels, activate=ACTIVATIONS[spec.activation]).reshape(shape)
+
+
+class _Stack(nn.Module):
+    """Holds the weights of all experts, `[count, *out, in]`."""
+
+    shape: tuple[int, ...]
+    dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self) -> _Kernel:
+        return weight(self, "kernel", self.shape, self.dtype)
+
+
+def choose(
+    logits: Float[Array, "*rows e"], per_token: int, *, normalized: bool
+) -> tuple[Float[Array, "*rows k"], Int[Array, "*rows k"]]:
+    """Chooses the experts of each token; returns their chances, float32, and their numbers, by falling chance.
+
+    Args:
+      logits: the router's outputs.
+      per_token: the number of experts of a token.
+      normalized: whether the chances of the chosen add up to 1, or those of all.
+
+    Example:
+      >>> chances, chosen = jaxspec.nn.experts.choose(jnp.log(jnp.array([[1.0, 5.0, 2.0]])), 2, normalized=False)
+      >>> chances.round(3).tolist(), chosen.tolist()
+      ([[0.625, 0.25]], [[1, 2]])
+    """
+    wide = logits.astype(jnp.float32)
+    shares = jnp.exp(wide - jnp.max(wide, axis=-1, keepdims=True))
+    chances, chosen = jax.lax.top_k(shares / row_sum(shares)[..., None], per_token)
+    if normalized:
+        chances = chances / row_sum(chances)[..., None]
+    return chances, chosen
+
+
+def mix(
+    x: Float[Array, "n d"],
+    chances: Float[Array, "n k"],
+    chosen: Int[Array, "n k"],
+    gate_up: Float[Array, "e 2 inner d"] | PackedWeight,
+    down: Float[Array, "e d inner"] | PackedWeight,
+    *,
+    activate: Callable[[Array], Array],
+) -> Float[Array, "n d"]:
+    """Applies the chosen experts to each token, and adds up their outputs times their chances.
+
+    Args:
+      x: the tokens' states.
+      chances: the chosen experts' chances.
+      chosen: their numbers.
+      gate_up: `[e, 2, inner, d]`.
+      down: `[e, d, inner]`.
+      activate: the activation of the first half of `gate_up`.
+    """
+    per_token, flat = chosen.shape[1], chosen.reshape(-1)
+    order = jnp.argsort(flat)
+    experts = flat[order]
+    both = project_by_expert(x[order // per_token], gate_up, experts)
+    outputs = project_by_expert(activate(both[:, 0]) * both[:, 1], down, experts)
+    outputs = outputs[jnp.argsort(order)].reshape(*chosen.shape, -1).astype(jnp.float32)
+    # In the order of the chances, each product rounded: the sum of a row depends on nothing else.
+    terms = (rounded(chances[:, place, None] * outputs[:, place]) for place in range(per_token))
+    return functools.reduce(jnp.add, terms).astype(x.dtype)

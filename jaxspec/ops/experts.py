@@ -1,0 +1,108 @@
+"""Multiplies each row by the weight of its own expert, one of several, and reads only the experts that have rows.
+
+Rows are sorted by expert. On a CPU, blocks of a few rows of one expert are multiplied one after the other, all in the
+same way, so that the numbers of a row depend on no other row. TPUs and GPUs have `jax.lax.ragged_dot`.
+
+    experts     0  0  0  0  0  2  2  5        sorted
+    blocks      [ 0        ][0][ 2 ][5]       of up to four rows
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from jaxspec.ops.matmul import contract, multiply_and_sum
+from jaxspec.ops.packed import PackedWeight
+
+# The rows of a block: XLA's CPU code for one row takes as long as for four. For more rows of an expert than this, the
+# library's matrix product wins.
+_FEW, _MANY = 4, 64
+
+
+def project_by_expert(
+    x: Float[Array, "m in"], kernel: Float[Array, "e *out in"] | PackedWeight, experts: Int[Array, "m"]
+) -> Float[Array, "m *out"]:
+    """Contracts each row of `x` with the kernel of its expert.
+
+    Args:
+      x: the rows, sorted by expert.
+      kernel: the experts' weights in their stored layout.
+      experts: the expert of each row, in increasing order. Results of rows of experts from `e` on are undefined.
+
+    Returns:
+      `[m, *out]` in the dtype of `x`.
+
+    Example:
+      >>> weights = jnp.stack([jnp.full((2, 3), 1.0), jnp.full((2, 3), 10.0)])
+      >>> jaxspec.ops.experts.project_by_expert(jnp.ones((2, 3)), weights, jnp.array([0, 1])).tolist()
+      [[3.0, 3.0], [30.0, 30.0]]
+    """
+    if isinstance(kernel, PackedWeight):
+        found = kernel.product_by_expert(x, experts)
+        return _by_blocks(x, kernel.__getitem__, kernel.shape, experts) if found is None else found
+    return jax.lax.platform_dependent(x, kernel, experts, cpu=_cpu, default=_ragged)
+
+
+def _cpu(
+    x: Float[Array, "m in"], kernel: Float[Array, "e *out in"], experts: Int[Array, "m"]
+) -> Float[Array, "m *out"]:
+    return _by_blocks(x, kernel.__getitem__, kernel.shape, experts)
+
+
+def _by_blocks(
+    x: Float[Array, "m in"],
+    read: Callable[[Int[Array, ""]], Float[Array, "*out in"]],
+    shape: tuple[int, ...],
+    experts: Int[Array, "m"],
+) -> Float[Array, "m *out"]:
+    """Multiplies blocks of rows of one expert, given a function that reads the weight of an expert."""
+    (count, *out, width), rows = shape, x.shape[0]
+    few = rows < _MANY // _FEW * count
+    size = _FEW if few else _MANY
+    first, sizes = _groups(experts, count)
+    blocks = -(-sizes // size)
+    ends = jnp.cumsum(blocks)
+    starts = ends - blocks
+    padded = jnp.pad(x, ((0, size), (0, 0)))
+
+    def multiply(block: Int[Array, ""]) -> Float[Array, "size out"]:
+        expert = jnp.sum(ends <= block, dtype=jnp.int32)
+        at = first[expert] + (block - starts[expert]) * size
+        some = jax.lax.dynamic_slice_in_dim(padded, at, size)
+        weight = read(expert).reshape(-1, width)
+        return multiply_and_sum(some, weight) if few else contract(some, weight.astype(some.dtype))
+
+    def body(_: None, block: Int[Array, ""]) -> tuple[None, Float[Array, "size out"]]:
+        shape = jax.eval_shape(multiply, block)
+        nothing = lambda block: jnp.zeros(shape.shape, shape.dtype)  # noqa: E731
+        return None, jax.lax.cond(block < ends[-1], multiply, nothing, block)
+
+    # Every expert with rows begins a block, and only these.
+    most = min(rows, min(count, rows) + rows // size)
+    found = jax.lax.scan(body, None, jnp.arange(most, dtype=jnp.int32))[1]
+    own = jnp.minimum(experts, count - 1)
+    place = jnp.arange(rows, dtype=jnp.int32) - first[own]
+    return found[starts[own] + place // size, place % size].reshape(rows, *out)
+
+
+def _ragged(
+    x: Float[Array, "m in"], kernel: Float[Array, "e *out in"], experts: Int[Array, "m"]
+) -> Float[Array, "m *out"]:
+    count, *out, width = kernel.shape
+    dimensions = jax.lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0]
+    )
+    flat = kernel.reshape(count, -1, width)
+    _, sizes = _groups(experts, count)
+    found = jax.lax.ragged_dot_general(x, flat, sizes, dimensions, preferred_element_type=jnp.float32)
+    return found.astype(x.dtype).reshape(x.shape[0], *out)
+
+
+def _groups(experts: Int[Array, "m"], count: int) -> tuple[Int[Array, "e"], Int[Array, "e"]]:
+    """Returns the first row of each expert, and the number of its rows."""
+    numbers = jnp.arange(count, dtype=experts.dtype)
+    sizes = jnp.sum(experts[None] == numbers[:, None], axis=1, dtype=jnp.int32)
+    return jnp.cumsum(sizes) - sizes, sizes
