@@ -290,7 +290,11 @@ class _Source:
     @classmethod
     def of(cls, file: GGUFFile) -> "_Source":
         architecture = file.metadata.get(_ARCHITECTURE)
-        family = find_gguf_family(architecture)
+        has_experts = bool(file.metadata.get(f"{architecture}.expert_count"))
+        family = find_gguf_family(architecture, has_experts=has_experts)
+        if family is None and architecture in gguf_architectures():
+            problem = f"{architecture!r} is not supported {'with' if has_experts else 'without'} experts"
+            raise SettingError(f"{architecture}.expert_count", problem)
         if family is None or (layout := family.gguf) is None:
             raise SettingError(
                 _ARCHITECTURE,
@@ -319,8 +323,6 @@ def _read_config(file: GGUFFile, source: _Source) -> dict[str, Any]:
     prefix, layout = f"{source.architecture}.", source.layout
     settings = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
     check_settings(settings, FURTHER_SETTINGS)
-    if settings.get("expert_count"):
-        raise SettingError("expert_count", "mixture-of-experts models are not supported; pass a dense model")
     if _EMBEDDING not in file.tensors:
         raise SettingError(_EMBEDDING, f"the file has no tensor {_EMBEDDING}; is it an adapter or a part of a model?")
     config = {theirs: settings[own] for own, theirs in layout.settings.items() if own in settings}

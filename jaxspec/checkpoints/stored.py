@@ -40,6 +40,8 @@ def hold(mapping: ParamMapping, tensors: Mapping[str, LazyTensor], source: str, 
         stored = {name: _blocks(tensors[name]) if mapping.by_rows else None for name in names}
     if len({blocks and blocks.name for blocks in stored.values()}) == 1:
         return _hold_alike(names, stored, mapping, tensors, source, dtype)
+    if not mapping.joins:
+        return _native([read_finite(tensors, name, source) for name in names], mapping)
     parts = [_hold_alike([name], stored, mapping, tensors, source, dtype) for name in names]
     return JoinedWeight(tuple(parts), mapping.axis, jnp.dtype(dtype))
 

@@ -121,6 +121,7 @@ class ParamMapping:
       build: returns the parameter, given those tensors.
       is_norm: whether it belongs to a normalization, which stays in float32.
       by_rows: whether `build` only moves rows of the tensors.
+      joins: whether tensors of different formats can be combined by concatenation along `axis`.
       axis: the axis along which `build` concatenates several tensors.
 
     Example:
@@ -137,6 +138,7 @@ class ParamMapping:
     is_norm: bool = False
     axis: int = 0
     by_rows: bool = False
+    joins: bool = True
 
     def to_tensors(self, params: Any) -> dict[str, np.ndarray]:
         """Converts the parameter back to its tensors, by name.
@@ -184,6 +186,7 @@ class GGUFLayout:
       restore: undoes the converter's changes to a tensor's values, given its GGUF name and `config.json`.
       store: applies the converter's changes to an array, given its Hugging Face name; only for families that are
         written.
+      has_experts: whether it is the layout of files with experts, where an architecture has two.
       merges_by_id: whether a SentencePiece vocabulary is merged in the order of its ids instead of its scores, and
         keeps runs of spaces.
 
@@ -202,6 +205,7 @@ class GGUFLayout:
     )
     restore: Callable[[str, LazyTensor, Mapping[str, Any]], LazyTensor] = _unchanged_tensor
     store: Callable[[str, np.ndarray, TransformerConfig], np.ndarray] = _unchanged_array
+    has_experts: bool = False
     merges_by_id: bool = False
 
 

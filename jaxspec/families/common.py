@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -374,6 +375,8 @@ def _stack(*parts: Any) -> Any:
     return parts[0].__array_namespace__().stack(parts)
 
 
+LLAMA_ARCHITECTURE = "llama"
+_GGUF_ROTATED = re.compile(r"\.attn_([qk])\.")
 GGUF_SETTINGS = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -472,3 +475,24 @@ def _read_llama3_scaling(factors: np.ndarray, theta: float, head_dim: int) -> di
     if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
         raise SettingError(ROPE_FACTORS, "holds other factors than those of Llama 3, the only supported ones")
     return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
+
+
+def restore_rotated(name: str, tensor: LazyTensor, config: Mapping[str, Any]) -> LazyTensor:
+    """Undoes llama.cpp's order of the rows of queries and keys, given a tensor's GGUF name and `config.json`."""
+    if not (match := _GGUF_ROTATED.search(name)):
+        return tensor
+    heads = config["num_attention_heads"]
+    if match[1] == "k":
+        heads = config.get("num_key_value_heads") or heads
+    return tensor.reorder(lambda rows: to_half_split(rows, heads))
+
+
+def to_half_split(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Reorders the rows of a query or key projection from rotating adjacent pairs to rotating halves.
+
+    Args:
+      rows: `[heads * head_dim, ...]`; each head has the rows `0, d/2, 1, d/2 + 1, ...`.
+      heads: the number of heads.
+    """
+    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)

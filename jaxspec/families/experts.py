@@ -8,7 +8,8 @@ A layer's experts are stored one by one, or, as transformers 5 has them in memor
     mlp.experts.gate_up_proj             [e, 2m, d]     of all, gates first
     mlp.experts.down_proj                [e, d, m]
 
-Mixtral's names are `block_sparse_moe.gate`, and `block_sparse_moe.experts.7.w1`, `w3` and `w2`.
+Mixtral's names are `block_sparse_moe.gate`, and `block_sparse_moe.experts.7.w1`, `w3` and `w2`. GGUF files have three
+tensors of all experts, which are read as `mlp.experts.gate_proj.weight`, and `up_proj` and `down_proj`.
 """
 
 import dataclasses
@@ -19,8 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.families.base import Family, LazyTensor, ParamMapping
+from jaxspec.families.base import Blocks, Family, GGUFLayout, LazyTensor, ParamMapping
 from jaxspec.families.common import (
+    GGUF_SETTINGS,
+    GGUF_TENSORS,
+    LLAMA_ARCHITECTURE,
     LLAMA_NORMS,
     ROPE_DEFAULTS,
     SIZES,
@@ -30,6 +34,8 @@ from jaxspec.families.common import (
     map_tensor,
     need,
     read_gated_config,
+    read_rope_scaling,
+    restore_rotated,
 )
 from jaxspec.families.settings import SettingError
 from jaxspec.nn.config import ExpertsConfig, TransformerConfig
@@ -187,8 +193,8 @@ def _map_layer(names: _Names, config: TransformerConfig, layer: int) -> Iterator
     pairs = tuple((names.of(name, expert, part), inner) for expert in each for part in (names.gate, names.up))
     downs = tuple((names.of(name, expert, names.down), outer) for expert in each)
     yield map_tensor((*path, "router", "kernel"), f"{name}.{names.block}.gate.weight", (experts.count, config.width))
-    yield ParamMapping((*path, "experts_gate_up", "kernel"), pairs, _stack_pairs, by_rows=True)
-    yield ParamMapping((*path, "experts_down", "kernel"), downs, _stack, by_rows=True)
+    yield ParamMapping((*path, "experts_gate_up", "kernel"), pairs, _stack_pairs, by_rows=True, joins=False)
+    yield ParamMapping((*path, "experts_down", "kernel"), downs, _stack, by_rows=True, joins=False)
 
 
 def _stack(*parts: Any) -> Any:
@@ -199,7 +205,7 @@ def _stack_pairs(*parts: Any) -> Any:
     return _stack(*parts).reshape(-1, 2, *parts[0].shape)
 
 
-_FUSED = re.compile(r"^(.*layers\.\d+)\.mlp\.experts\.(gate_up|down)_proj$")
+_FUSED = re.compile(r"^(.*layers\.\d+)\.mlp\.experts\.(gate_up|gate|up|down)_proj(\.weight)?$")
 
 
 def _respell(names: _Names, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
@@ -212,7 +218,7 @@ def _respell(names: _Names, tensors: Mapping[str, LazyTensor]) -> dict[str, Lazy
         if match is None or len(tensor.shape) != 3:
             found[name.replace(".mlp.gate.", f".{names.block}.gate.")] = tensor
             continue
-        parts = [names.gate, names.up] if match[2] == "gate_up" else [names.down]
+        parts = [getattr(names, part) for part in match[2].split("_")]
         count, rows, _ = tensor.shape
         for expert in range(count):
             for number, part in enumerate(parts):
@@ -223,8 +229,43 @@ def _respell(names: _Names, tensors: Mapping[str, LazyTensor]) -> dict[str, Lazy
 
 def _slice(tensor: LazyTensor, read: Callable[[], np.ndarray], expert: int, rows: slice) -> LazyTensor:
     """Returns some rows of one expert, of a tensor of all experts."""
-    return LazyTensor((rows.stop - rows.start, tensor.shape[2]), lambda: read()[expert, rows])
+    shape, blocks = (rows.stop - rows.start, tensor.shape[2]), tensor.blocks
+    if blocks is None:
+        return LazyTensor(shape, lambda: read()[expert, rows])
 
+    def of_expert() -> Blocks:
+        stored = blocks()
+        return Blocks(stored.name, stored.rows[expert, rows])
+
+    return LazyTensor(shape, lambda: read()[expert, rows], of_expert)
+
+
+def _read_gguf_settings(
+    settings: Mapping[str, Any], config: Mapping[str, Any], tensors: Mapping[str, LazyTensor], **options: Any
+) -> dict[str, Any]:
+    """Returns the rotary embedding and a window, with the options that llama.cpp hard-codes."""
+    window = settings.get("attention.sliding_window")
+    return read_rope_scaling(settings, config, tensors) | ({"sliding_window": window} if window else {}) | options
+
+
+# Each tensor holds all experts of a layer.
+_GGUF_TENSORS = GGUF_TENSORS | {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+_GGUF_SETTINGS = GGUF_SETTINGS | {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+# As llama.cpp's converter writes Mixtral's models.
+_GGUF = GGUFLayout(
+    architecture=LLAMA_ARCHITECTURE,
+    settings=_GGUF_SETTINGS,
+    tensors=_GGUF_TENSORS,
+    read_settings=_read_gguf_settings,
+    restore=restore_rotated,
+    has_experts=True,
+)
+_GGUF_UNROTATED = dataclasses.replace(_GGUF, restore=GGUFLayout.restore)
 
 QWEN3_MOE = Family(
     model_type="qwen3_moe",
@@ -234,6 +275,12 @@ QWEN3_MOE = Family(
     nulls=_NULLS,
     synonyms={"num_experts": "num_local_experts"},
     respell=functools.partial(_respell, _USUAL),
+    gguf=dataclasses.replace(
+        _GGUF_UNROTATED,
+        architecture="qwen3moe",
+        settings=_GGUF_SETTINGS | {"expert_feed_forward_length": "moe_intermediate_size"},
+        read_settings=functools.partial(_read_gguf_settings, norm_topk_prob=True),
+    ),
 )
 MIXTRAL = Family(
     model_type="mixtral",
@@ -243,6 +290,7 @@ MIXTRAL = Family(
     nulls=_NULLS,
     synonyms={"num_experts": "num_local_experts"},
     respell=functools.partial(_respell, _OF_MIXTRAL),
+    gguf=_GGUF,
 )
 OLMOE = Family(
     model_type="olmoe",
@@ -252,4 +300,7 @@ OLMOE = Family(
     nulls=_NULLS,
     synonyms={"num_local_experts": "num_experts"},
     respell=functools.partial(_respell, _USUAL),
+    gguf=dataclasses.replace(
+        _GGUF_UNROTATED, architecture="olmoe", settings=_GGUF_SETTINGS | {"expert_count": "num_experts"}
+    ),
 )

@@ -12,6 +12,7 @@ from jaxspec.families.common import (
     GGUF_SETTINGS,
     GGUF_TENSORS,
     GLOBAL,
+    LLAMA_ARCHITECTURE,
     LLAMA_NORMS,
     LOCAL,
     ROPE_DEFAULTS,
@@ -21,11 +22,11 @@ from jaxspec.families.common import (
     read_gated_config,
     read_rope_scaling,
     read_windows,
+    restore_rotated,
     write_llama_config,
 )
 from jaxspec.nn.config import TransformerConfig
 
-_GGUF_ROTATED = re.compile(r"\.attn_([qk])\.")
 _ROTATED = re.compile(r"\.([qk])_proj\.")
 
 
@@ -154,30 +155,10 @@ def _read_gguf_settings(
     return values
 
 
-def _restore(name: str, tensor: LazyTensor, config: Mapping[str, Any]) -> LazyTensor:
-    if not (match := _GGUF_ROTATED.search(name)):
-        return tensor
-    heads = config["num_attention_heads"]
-    if match[1] == "k":
-        heads = config.get("num_key_value_heads") or heads
-    return tensor.reorder(lambda rows: to_half_split(rows, heads))
-
-
 def _store(name: str, x: np.ndarray, config: TransformerConfig) -> np.ndarray:
     if not (match := _ROTATED.search(name)):
         return x
     return to_interleaved(x, config.num_kv_heads if match[1] == "k" else config.num_heads)
-
-
-def to_half_split(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Reorders the rows of a query or key projection from rotating adjacent pairs to rotating halves.
-
-    Args:
-      rows: `[heads * head_dim, ...]`; each head has the rows `0, d/2, 1, d/2 + 1, ...`.
-      heads: the number of heads.
-    """
-    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
 def to_interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -193,11 +174,11 @@ LLAMA = Family(
     nulls=_NULLS,
     write_config=functools.partial(_write_with_biases, "llama", "LlamaForCausalLM"),
     gguf=GGUFLayout(
-        architecture="llama",
+        architecture=LLAMA_ARCHITECTURE,
         settings=GGUF_SETTINGS,
         tensors=GGUF_TENSORS,
         read_settings=_read_gguf_settings,
-        restore=_restore,
+        restore=restore_rotated,
         store=_store,
     ),
 )

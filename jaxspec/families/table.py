@@ -45,14 +45,16 @@ def find_family(config: Mapping[str, Any]) -> Family:
     )
 
 
-def find_gguf_family(architecture: str | None) -> Family | None:
-    """Returns the family whose GGUF files name this architecture, or `None`."""
-    return next((family for family in FAMILIES if family.gguf and family.gguf.architecture == architecture), None)
+def find_gguf_family(architecture: str | None, *, has_experts: bool = False) -> Family | None:
+    """Returns the family whose GGUF files name this architecture, with or without experts; `None` if there is none."""
+    wanted = architecture, has_experts
+    layouts = ((family, family.gguf) for family in FAMILIES if family.gguf)
+    return next((family for family, own in layouts if (own.architecture, own.has_experts) == wanted), None)
 
 
 def gguf_architectures() -> list[str]:
     """Returns the architectures that GGUF files may name, sorted."""
-    return sorted(family.gguf.architecture for family in FAMILIES if family.gguf)
+    return sorted({family.gguf.architecture for family in FAMILIES if family.gguf})
 
 
 def text_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:

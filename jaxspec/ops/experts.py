@@ -43,7 +43,7 @@ def project_by_expert(
     if isinstance(kernel, PackedWeight):
         found = kernel.product_by_expert(x, experts)
         return _by_blocks(x, kernel.__getitem__, kernel.shape, experts) if found is None else found
-    return jax.lax.platform_dependent(x, kernel, experts, cpu=_cpu, default=_ragged)
+    return jax.lax.platform_dependent(x, kernel, experts, cpu=_cpu, default=ragged)
 
 
 def _cpu(
@@ -73,7 +73,8 @@ def _by_blocks(
         at = first[expert] + (block - starts[expert]) * size
         some = jax.lax.dynamic_slice_in_dim(padded, at, size)
         weight = read(expert).reshape(-1, width)
-        return multiply_and_sum(some, weight) if few else contract(some, weight.astype(some.dtype))
+        form = multiply_and_sum if few else _contract
+        return jax.lax.platform_dependent(some, weight, cpu=form, default=_contract)
 
     def body(_: None, block: Int[Array, ""]) -> tuple[None, Float[Array, "size out"]]:
         shape = jax.eval_shape(multiply, block)
@@ -88,9 +89,14 @@ def _by_blocks(
     return found[starts[own] + place // size, place % size].reshape(rows, *out)
 
 
-def _ragged(
+def _contract(x: Float[Array, "rows in"], weight: Float[Array, "out in"]) -> Float[Array, "rows out"]:
+    return contract(x, weight.astype(x.dtype))
+
+
+def ragged(
     x: Float[Array, "m in"], kernel: Float[Array, "e *out in"], experts: Int[Array, "m"]
 ) -> Float[Array, "m *out"]:
+    """Computes `project_by_expert` with ragged products."""
     count, *out, width = kernel.shape
     dimensions = jax.lax.RaggedDotDimensionNumbers(
         dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0]

@@ -12,8 +12,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.ops.experts import ragged
 from jaxspec.ops.matmul import contract
-from jaxspec.ops.native.build import PRODUCT
+from jaxspec.ops.native.build import PRODUCT, PRODUCT_BY_EXPERT
 from jaxspec.ops.packed import PackedWeight
 
 # Above this number of tokens arithmetic is the limit, and XLA's product is as good; it would widen bfloat16 first.
@@ -79,10 +80,39 @@ class NativeWeight(PackedWeight):
         cpu = functools.partial(_flat, _native if native else _chosen)
         return jax.lax.platform_dependent(x, layer, *values, cpu=cpu, default=_chosen)
 
+    def product_by_expert(self, x: Float[Array, "m in"], experts: Int[Array, "m"]) -> Float[Array, "m *out"]:
+        return self.product_by_expert_in_loop(x, experts, (self,), jnp.int32(0))
+
+    def product_by_expert_in_loop(
+        self, x: Float[Array, "m in"], experts: Int[Array, "m"], weights: Sequence[Any], layer: Int[Array, ""]
+    ) -> Float[Array, "m *out"]:
+        values = [weight.values for weight in weights]
+        forms = {"cpu": _native_by_expert, "default": _chosen_by_expert}
+        return jax.lax.platform_dependent(x, experts, layer, *values, **forms)
+
+
+def _chosen_by_expert(
+    x: Float[Array, "m in"], experts: Int[Array, "m"], layer: Int[Array, ""], *values: Float[Array, "e *out in"]
+) -> Float[Array, "m *out"]:
+    return ragged(x, _of_layer(values, layer).astype(x.dtype), experts)
+
+
+def _native_by_expert(
+    x: Float[Array, "m in"], experts: Int[Array, "m"], layer: Int[Array, ""], *values: Float[Array, "e *out in"]
+) -> Float[Array, "m *out"]:
+    count, *out, width = values[0].shape
+    flat = [each.reshape(count, -1, width) for each in values]
+    shape = jax.ShapeDtypeStruct((x.shape[0], flat[0].shape[1]), jnp.float32)
+    call = jax.ffi.ffi_call(PRODUCT_BY_EXPERT, shape, vmap_method="sequential")
+    return call(x.astype(jnp.float32), experts, layer, *flat).astype(x.dtype).reshape(x.shape[0], *out)
+
+
+def _of_layer(values: Sequence[Float[Array, "*out in"]], layer: Int[Array, ""]) -> Float[Array, "*out in"]:
+    return values[0] if len(values) == 1 else jnp.stack(values)[layer]
+
 
 def _chosen(x: Float[Array, "*b in"], layer: Int[Array, ""], *values: Float[Array, "*out in"]) -> Array:
-    one = values[0] if len(values) == 1 else jnp.stack(values)[layer]
-    return contract(x, one.astype(x.dtype))
+    return contract(x, _of_layer(values, layer).astype(x.dtype))
 
 
 def _native(x: Float[Array, "rows in"], layer: Int[Array, ""], *values: Float[Array, "out in"]) -> Array:

@@ -122,6 +122,12 @@ class PackedWeight(abc.ABC):
         """
         del x, experts
 
+    def product_by_expert_in_loop(
+        self, x: Float[Array, "m in"], experts: Int[Array, "m"], weights: Sequence[Any], layer: Int[Array, ""]
+    ) -> Float[Array, "m *out"]:
+        """Computes `weights[layer].product_by_expert(x, experts)`, like `product_in_loop`."""
+        raise NotImplementedError(f"{self.name} weights have no products in a loop over layers")
+
     def astype(self, dtype: DTypeLike) -> Float[Array, "*out in"]:
         """Returns the complete weight as an array."""
         return self[:].astype(dtype)
@@ -173,6 +179,9 @@ class LayerWeight(PackedWeight):
 
     def product(self, x: Float[Array, "b t in"]) -> Float[Array, "b t *out"]:
         return self.weights[0].product_in_loop(x, self.weights, self.layer)
+
+    def product_by_expert(self, x: Float[Array, "m in"], experts: Int[Array, "m"]) -> Float[Array, "m *out"]:
+        return self.weights[0].product_by_expert_in_loop(x, experts, self.weights, self.layer)
 
 
 @register_dataclass
@@ -240,6 +249,18 @@ class JoinedWeight(PackedWeight):
     ) -> Float[Array, "b t *out"]:
         parts = zip(*(weight.parts for weight in weights), strict=True)
         return jnp.concatenate([part[0].product_in_loop(x, part, layer) for part in parts], axis=2 + self.axis)
+
+    def product_by_expert(self, x: Float[Array, "m in"], experts: Int[Array, "m"]) -> Float[Array, "m *out"] | None:
+        found = [part.product_by_expert(x, experts) for part in self.parts]
+        products = [part for part in found if part is not None]
+        return jnp.concatenate(products, axis=self.axis) if len(products) == len(found) else None
+
+    def product_by_expert_in_loop(
+        self, x: Float[Array, "m in"], experts: Int[Array, "m"], weights: Sequence[Any], layer: Int[Array, ""]
+    ) -> Float[Array, "m *out"]:
+        parts = zip(*(weight.parts for weight in weights), strict=True)
+        each = [part[0].product_by_expert_in_loop(x, experts, part, layer) for part in parts]
+        return jnp.concatenate(each, axis=self.axis)
 
     @property
     def _largest(self) -> PackedWeight:

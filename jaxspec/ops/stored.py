@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import functools
 import itertools
+import math
 import mmap
 import os
 import threading
@@ -23,7 +24,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int, UInt8
 
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.ops.native.build import STORED_PRODUCT, STORED_ROWS, register
+from jaxspec.ops.native.build import STORED_PRODUCT, STORED_PRODUCT_BY_EXPERT, STORED_ROWS, register
 from jaxspec.ops.packed import Axes, PackedWeight
 
 _CHUNK = 1 << 24  # a mapping that smaller pieces share
@@ -194,6 +195,20 @@ class StoredWeight(PackedWeight):
         call = jax.ffi.ffi_call(STORED_PRODUCT, shape, vmap_method="sequential")
         found = call(flat, layer, *(weight.tiles for weight in weights), format=self.block_format)
         return found.reshape(batch, time, *self.shape[:-1]).astype(x.dtype)
+
+    def product_by_expert(self, x: Float[Array, "m in"], experts: Int[Array, "m"]) -> Float[Array, "m *out"]:
+        return self.product_by_expert_in_loop(x, experts, (self,), jnp.int32(0))
+
+    def product_by_expert_in_loop(
+        self, x: Float[Array, "m in"], experts: Int[Array, "m"], weights: Sequence[Any], layer: Int[Array, ""]
+    ) -> Float[Array, "m *out"]:
+        count, *out, width = self.shape
+        wide = jnp.pad(x.astype(jnp.float32), ((0, 0), (0, self._inputs - width)))
+        shape = jax.ShapeDtypeStruct((x.shape[0], math.prod(out)), jnp.float32)
+        call = jax.ffi.ffi_call(STORED_PRODUCT_BY_EXPERT, shape, vmap_method="sequential")
+        tiles = [weight.tiles for weight in weights]
+        found = call(wide, experts, layer, *tiles, format=self.block_format, count=np.int64(count))
+        return found.reshape(x.shape[0], *out).astype(x.dtype)
 
     @property
     def _inputs(self) -> int:

@@ -1,6 +1,7 @@
 """Small random checkpoints in Hugging Face's layout and as GGUF, written without PyTorch."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,8 +29,8 @@ CONFIGS = {
     "qwen3": _SHARED | {"model_type": "qwen3", "rope_theta": 1e6, "tie_word_embeddings": True},
     "gemma3_text": _SHARED | {"model_type": "gemma3_text", "sliding_window": 8, "query_pre_attn_scalar": 8},
     "qwen3_moe": _SHARED
-    | {"model_type": "qwen3_moe", "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
-    | {"norm_topk_prob": True, "mlp_only_layers": [1]},
+    | {"model_type": "qwen3_moe", "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+    | {"norm_topk_prob": True},
     "mixtral": _SHARED | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
     "olmoe": _SHARED | {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 1.0},
     "gpt2": {
@@ -69,6 +70,9 @@ def write(folder: Path, family: str, *, shards: int = 1, config: dict | None = N
     return folder
 
 
+_ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "mixtral": "llama"}
+
+
 def write_gguf(
     path: Path,
     family: str,
@@ -79,7 +83,7 @@ def write_gguf(
     formats: Mapping[str, str] | None = None,
 ) -> Path:
     """The same weights as llama.cpp's converter writes them; `formats` of tensors by a part of their GGUF names."""
-    architecture = {"gemma3_text": "gemma3"}.get(family, family)
+    architecture = _ARCHITECTURES.get(family, family)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(LAYERS)
     writer.add_embedding_length(WIDTH)
@@ -96,13 +100,17 @@ def write_gguf(
         writer.add_rope_freq_base(theta or CONFIGS[family].get("rope_theta", 1e6))
     if family == "gemma3_text":
         writer.add_sliding_window(8)
+    if (count := experts_of(family)) is not None:
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(CONFIGS[family]["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(CONFIGS[family].get("moe_intermediate_size", INNER))
     if vocabulary:
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre("smollm")
         writer.add_token_list([f"t{i}" for i in range(VOCAB)])
         writer.add_token_merges([])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], LAYERS)
-    for name, weight in tensors(family).items():
+    for name, weight in joined_experts(tensors(family)).items():
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         kind = next((kind for part, kind in (formats or {}).items() if part in theirs), "F32")
         kind = gguf.GGMLQuantizationType[kind]
@@ -117,8 +125,27 @@ def write_gguf(
     return path
 
 
+_OF_EXPERT = re.compile(r"^(.*)\.experts\.\d+\.(\w+)\.weight$")
+
+
+def experts_of(family: str) -> int | None:
+    """The number of experts of a layer."""
+    return CONFIGS[family].get("num_experts", CONFIGS[family].get("num_local_experts"))
+
+
+def joined_experts(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The weights with one tensor for each part of all experts of a layer, as llama.cpp's converter names them."""
+    found, each = {}, {}
+    for name, weight in weights.items():
+        if match := _OF_EXPERT.match(name):
+            each.setdefault(f"{match[1]}.experts.{match[2]}.weight", []).append(weight)
+        else:
+            found[name] = weight
+    return found | {name: np.stack(parts) for name, parts in each.items()}
+
+
 def _as_llama_cpp(family: str, name: str, weight: np.ndarray) -> np.ndarray:
-    if family == "llama" and ("q_proj" in name or "k_proj" in name):
+    if family in ("llama", "mixtral") and ("q_proj" in name or "k_proj" in name):
         heads = HEADS if "q_proj" in name else KV_HEADS
         return weight.reshape(heads, 2, HEAD_DIM // 2, -1).swapaxes(1, 2).reshape(weight.shape)
     if family == "gemma3_text" and name.endswith("norm.weight"):
@@ -145,15 +172,15 @@ def _llama_shapes(family: str) -> dict[str, tuple[int, ...]]:
         if family == "olmoe":
             shapes |= {f"{name}.self_attn.{part}_norm.weight": (rows[part],) for part in "qk"}
         shapes[f"{name}.self_attn.o_proj.weight"] = (WIDTH, HEADS * HEAD_DIM)
-        shapes |= _mlp_shapes(CONFIGS[family], name, layer)
+        shapes |= _mlp_shapes(CONFIGS[family], name)
     if family in ("llama", "mistral", "qwen3_moe", "mixtral", "olmoe"):
         shapes["lm_head.weight"] = (VOCAB, WIDTH)
     return shapes
 
 
-def _mlp_shapes(config: Mapping, name: str, layer: int) -> dict[str, tuple[int, ...]]:
-    count = config.get("num_experts", config.get("num_local_experts"))
-    if count is None or layer in config.get("mlp_only_layers", ()):
+def _mlp_shapes(config: Mapping, name: str) -> dict[str, tuple[int, ...]]:
+    count = experts_of(config["model_type"])
+    if count is None:
         each, inner, parts = {f"{name}.mlp"}, INNER, ("gate_proj", "up_proj", "down_proj")
     elif config["model_type"] == "mixtral":
         each = {f"{name}.block_sparse_moe.experts.{expert}" for expert in range(count)}

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.core.native_sampling import DRAW, DRAW_NEXT, EXCESS, WARP
-from jaxspec.ops.native.build import ATTENTION, PRODUCT, STORED_PRODUCT, STORED_ROWS
+from jaxspec.ops.experts import project_by_expert
+from jaxspec.ops.native.build import ATTENTION, PRODUCT, PRODUCT_BY_EXPERT, STORED_PRODUCT, STORED_ROWS
 from jaxspec.ops.stored import BLOCKS, StoredWeight
 from tests._fixtures.blocks import random_blocks
 
@@ -20,6 +21,13 @@ PRODUCTS = [(rows, 37, 11) for rows in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 131)]
 PRODUCTS += [(3, width, 5) for width in (0, 1, 7, 8, 15, 16, 17, 31, 33, 576)]
 PRODUCTS += [(rows, 19, outputs) for rows in (1, 9) for outputs in (0, 1, 3, 23, 24, 25, 49)]
 PRODUCTS += [(5, 4099, 6), (9, 4099, 26), (2, 3, 1000)]
+# Rows of each of three experts, width or blocks of a row, outputs: experts that begin within a tile, and nothing.
+BY_EXPERT = [((1, 0, 0), 8, 5), ((0, 9, 1), 17, 16), ((3, 2, 20), 33, 37), ((0, 0, 0), 8, 5), ((2, 2, 2), 1, 0)]
+STORED_BY_EXPERT = [((1, 0, 0), 1, 5), ((0, 9, 1), 2, 16), ((3, 2, 20), 1, 37), ((0, 0, 0), 1, 5), ((2, 2, 2), 1, 0)]
+# The shapes of x, experts, weights and result; the last numbers are of an expert that is not there.
+WRONG_BY_EXPERT = [((3, 8), (2,), (3, 5, 8), (3, 5), 0), ((3, 8), (3,), (3, 5, 9), (3, 5), 0)]
+WRONG_BY_EXPERT += [((3, 8), (3, 1), (3, 5, 8), (3, 5), 0), ((3, 8), (3,), (5, 8), (3, 5), 0)]
+WRONG_BY_EXPERT += [((3, 8), (3,), (3, 5, 8), (3, 6), 0), *(((3, 8), (3,), (3, 5, 8), (3, 5), at) for at in (-1, 3))]
 # Batch, fed tokens, pending ones, heads, group, width, slots, window, whether slots say their positions.
 ATTENTIONS = [
     (1, 1, 0, 1, 1, 1, 1, 0, False),
@@ -206,6 +214,27 @@ def product(x, weights, result):
     return np.asarray(jax.jit(run)(x, jnp.int32(0), weights))
 
 
+def product_by_expert(x, experts, weights, result):
+    """The kernel's product of rows and the weights of their experts, into a result of this shape."""
+    run = jax.ffi.ffi_call(PRODUCT_BY_EXPERT, jax.ShapeDtypeStruct(result, jnp.float32))
+    return np.asarray(jax.jit(run)(x, experts, jnp.int32(0), weights))
+
+
+def wrong_product_by_expert(case):
+    """Makes an invalid product."""
+    x, experts, weights, result, number = case
+    return product_by_expert(jnp.ones(x), jnp.full(experts, number, jnp.int32), jnp.ones(weights), result)
+
+
+def odd_stored_by_expert(name, case):
+    """The kernel's product of rows and the blocks of their experts."""
+    groups, blocks, outputs = case
+    experts = jnp.asarray(np.repeat(np.arange(3, dtype=np.int32), groups))
+    width = blocks * BLOCKS[name][0]
+    weight = StoredWeight(stored_weight(name, blocks, 3 * outputs).tiles, (3, outputs, width), name)
+    return np.asarray(project_by_expert(jnp.ones((sum(groups), width)), weight, experts))
+
+
 def attention(arrays, *, layer=1, window=0, scale=0.3, result=None):
     """The kernel's attention over arrays by their names."""
     queries = arrays["queries"]
@@ -268,11 +297,21 @@ if __name__ == "__main__":
         for dtype in (jnp.float32, jnp.bfloat16):
             x, weights = draw.normal(size=(rows, width)), jnp.asarray(draw.normal(size=(outputs, width)), dtype)
             product(jnp.asarray(x, jnp.float32), weights, (rows, outputs))
+    for groups, width, outputs in BY_EXPERT:
+        for dtype in (jnp.float32, jnp.bfloat16):
+            experts = jnp.asarray(np.repeat(np.arange(3, dtype=np.int32), groups))
+            product_by_expert(
+                jnp.ones((sum(groups), width)), experts, jnp.ones((3, outputs, width), dtype), (sum(groups), outputs)
+            )
     for case in ATTENTIONS:
         odd_attention(case)
     for name in BLOCKS:
         for case in STORED:
             odd_stored(name, case)
+        for case in STORED_BY_EXPERT:
+            odd_stored_by_expert(name, case)
+    for case in WRONG_BY_EXPERT:
+        assert _fails(wrong_product_by_expert, case), case
     for shapes in WRONG_PRODUCTS:
         x, weights, result = shapes
         assert _fails(product, jnp.ones(x), jnp.ones(weights), result), shapes

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,11 +12,13 @@ from safetensors.numpy import load_file, save_file
 
 import jaxspec
 from jaxspec.checkpoints.params import abstract_model
+from jaxspec.families.experts import QWEN3_MOE
 from jaxspec.families.settings import SettingError
 from jaxspec.families.table import read_config, read_head_config, shape
 from jaxspec.io.files import FileFormatError
 from jaxspec.nn.config import ExpertsConfig
 from tests._fixtures import folders
+from tests._fixtures.same_bits import assert_same_bits, by_chains, passes
 
 KINDS = ("qwen3_moe", "mixtral", "olmoe")
 # The names of a layer's experts, and of the parts of each: gate, up, down.
@@ -27,8 +30,8 @@ NAMES = {
 
 
 def test_which_layers_have_experts():
-    base = {key: x for key, x in folders.CONFIGS["qwen3_moe"].items() if key != "mlp_only_layers"}
-    assert read_config(base).experts == ExpertsConfig(4, 2, 16, True, ())
+    base = folders.CONFIGS["qwen3_moe"]
+    assert read_config(base).experts == ExpertsConfig(4, 2, 32, True, ())
     assert read_config(base | {"mlp_only_layers": [2, 0, 9]}).experts.dense_layers == (0, 2)
     assert read_config(base | {"decoder_sparse_step": 2, "mlp_only_layers": [1]}).experts.dense_layers == (0, 1, 2)
     assert read_config(base | {"num_experts": 0}).experts is None
@@ -70,18 +73,17 @@ def test_a_head_has_no_experts():
         read_head_config(folders.CONFIGS["olmoe"])
 
 
+def _shapes(config):
+    return abstract_model(config, jnp.float32).params
+
+
 def _fused(folder, kind):
     """Rewrites a folder in the form that transformers 5 has in memory."""
-    block, gate, up, down = NAMES[kind]
-    tensors, count = load_file(folder / "model.safetensors"), 4
+    block, *parts = NAMES[kind]
+    tensors = folders.joined_experts(load_file(folder / "model.safetensors"))
     for layer in range(folders.LAYERS):
         name = f"model.layers.{layer}"
-        if f"{name}.{block}.gate.weight" not in tensors:
-            continue
-        gates, ups, downs = (
-            np.stack([tensors.pop(f"{name}.{block}.experts.{expert}.{part}.weight") for expert in range(count)])
-            for part in (gate, up, down)
-        )
+        gates, ups, downs = (tensors.pop(f"{name}.{block}.experts.{part}.weight") for part in parts)
         tensors[f"{name}.mlp.experts.gate_up_proj"] = np.concatenate([gates, ups], axis=1)
         tensors[f"{name}.mlp.experts.down_proj"] = downs
         tensors[f"{name}.mlp.gate.weight"] = tensors.pop(f"{name}.{block}.gate.weight")
@@ -104,8 +106,10 @@ def test_layout_of_experts_in_both_forms(tmp_path, kind):
 
 
 def test_a_layer_without_experts_and_a_norm_over_all_heads(tmp_path):
-    qwen = jaxspec.load(folders.write(tmp_path / "qwen", "qwen3_moe")).params
-    assert sorted(qwen["layer_1"]["mlp"]) == ["down", "gate_up"] and "router" in qwen["layer_0"]["mlp"]
+    config = read_config(folders.CONFIGS["qwen3_moe"] | {"mlp_only_layers": [1]})
+    paths = [mapping.path for mapping in QWEN3_MOE.map_params(config)]
+    assert ("layer_1", "mlp", "gate_up", "kernel") in paths and ("layer_0", "mlp", "router", "kernel") in paths
+    assert set(paths) == {tuple(key.key for key in path) for path, _ in jax.tree.leaves_with_path(_shapes(config))}
     olmoe, source = jaxspec.load(folders.write(tmp_path / "olmoe", "olmoe")).params, folders.tensors("olmoe")
     scale = olmoe["layer_0"]["attention"]["query_norm"]["scale"]
     np.testing.assert_array_equal(scale, source["model.layers.0.self_attn.q_norm.weight"])
@@ -121,6 +125,42 @@ def test_errors_name_the_tensor_and_the_setting(tmp_path):
     (folder / "config.json").write_text(json.dumps(folders.CONFIGS["mixtral"]))
     with pytest.raises(ValueError, match="1 missing: layers.1.block_sparse_moe.experts.2.w3.weight"):
         jaxspec.load(folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gguf_file_equals_the_folder(tmp_path, kind):
+    model = jaxspec.load(folders.write_gguf(tmp_path / "model.gguf", kind))
+    expected = jaxspec.load(folders.write(tmp_path / "folder", kind))
+    own, theirs = model.module.config, expected.module.config
+    assert (own.experts, own.norm_all_heads, own.mlp_width) == (theirs.experts, theirs.norm_all_heads, theirs.mlp_width)
+    jax.tree.map(np.testing.assert_array_equal, model.params, expected.params)
+
+
+def test_architectures_of_gguf_files_have_experts_or_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf.GGUFWriter, "add_expert_count", lambda *_: None)
+    with pytest.raises(FileFormatError, match="qwen3moe.expert_count: 'qwen3moe' is not supported without experts"):
+        jaxspec.load(folders.write_gguf(tmp_path / "model.gguf", "qwen3_moe"))
+
+
+FORMATS = {"attn_output": "Q8_0", "_exps": "Q4_1"}
+
+
+@pytest.mark.slow
+def test_stored_blocks_of_experts(tmp_path):
+    """Native products read the chosen experts' blocks; parts of different formats become floats."""
+    path = folders.write_gguf(tmp_path / "model.gguf", "qwen3_moe", formats=FORMATS)
+    stored, plain = jaxspec.load(path, weights="stored"), jaxspec.load(path, weights="dequantized")
+    mlp = stored.params["layer_0"]["mlp"]
+    kernels = {name: mlp[name]["kernel"].kernels for name in sorted(mlp)}
+    assert kernels == {"experts_down": "stored-Q4_1", "experts_gate_up": "stored-Q4_1", "router": "native"}
+    text = np.random.default_rng(0).integers(0, folders.VOCAB, (2, 24))
+    logits = [by_chains(passes(one), one.init_cache(2, 32), text, [8, 16]) for one in (stored, plain)]
+    assert np.abs(logits[0] - logits[1]).max() < 0.02 * np.std(logits[1])
+    assert_same_bits(passes(stored), lambda: stored.init_cache(2, 32), text, ([2] * 12, [5, 7, 12], [24]), [(5, 2)])
+    mixed = jaxspec.load(
+        folders.write_gguf(tmp_path / "mixed.gguf", "qwen3_moe", formats={"ffn_up_exps": "Q8_0"} | FORMATS)
+    )
+    assert mixed.params["layer_0"]["mlp"]["experts_gate_up"]["kernel"].kernels == "native"
 
 
 @pytest.mark.slow

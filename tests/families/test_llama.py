@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3, to_half_split, to_interleaved
+from jaxspec.families.common import to_half_split
+from jaxspec.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3, to_interleaved
 from jaxspec.families.table import read_config, write_config
 from jaxspec.ops.rope import Rope, RopeScaling, apply_rope, frequencies
 from tests._fixtures import folders

@@ -25,8 +25,12 @@ def test_a_family_is_found_by_its_model_type(family):
 
 
 def test_a_family_is_found_by_its_gguf_architecture():
-    assert gguf_architectures() == ["gemma3", "gpt2", "llama", "qwen2", "qwen3"]
-    assert all(find_gguf_family(name).gguf.architecture == name for name in gguf_architectures())
+    assert gguf_architectures() == ["gemma3", "gpt2", "llama", "olmoe", "qwen2", "qwen3", "qwen3moe"]
+    for name in gguf_architectures():
+        kinds = [find_gguf_family(name, has_experts=each) for each in (False, True)]
+        assert {kind.gguf.architecture for kind in kinds if kind} == {name}
+    assert find_gguf_family("llama").model_type == "llama"
+    assert find_gguf_family("llama", has_experts=True).model_type == "mixtral"
     assert find_gguf_family("mamba") is None and find_gguf_family(None) is None
 
 

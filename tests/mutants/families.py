@@ -24,8 +24,8 @@ MUTANTS = (
     Mutant(
         "an expert's gates and ups change places in the form of all experts",
         "families/experts.py",
-        'if match[2] == "gate_up" else',
-        'if False else [names.up, names.gate] if match[2] == "gate_up" else',
+        'for part in match[2].split("_")]',
+        'for part in reversed(match[2].split("_"))]',
         (f"{_EXPERTS}::test_layout_of_experts_in_both_forms[olmoe]",),
     ),
     Mutant(
@@ -51,7 +51,7 @@ MUTANTS = (
     ),
     Mutant(
         "llama.cpp's rows of keys are reordered by the number of query heads",
-        "families/llama.py",
+        "families/common.py",
         'heads = config.get("num_key_value_heads") or heads',
         "pass",
         ("tests/checkpoints/test_gguf.py::test_gguf_equals_folder[llama]",),

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.ops import experts as ops
-from jaxspec.ops.experts import project_by_expert
+from jaxspec.ops.experts import project_by_expert, ragged
 from jaxspec.ops.formats import FORMATS
+from jaxspec.ops.native.build import NoCompilerError, register
+from jaxspec.ops.packed import JoinedWeight, LayerWeight
 
 COUNT, OUT, WIDTH = 6, (2, 5), 16
 WEIGHTS = np.random.default_rng(0).normal(size=(COUNT, *OUT, WIDTH)).astype(np.float32)
@@ -37,7 +38,7 @@ def test_rows_meet_their_own_expert(name):
     """In blocks, and by ragged products: none is dropped."""
     x, experts = _rows(GROUPS[name])
     arguments = jnp.asarray(x), jnp.asarray(WEIGHTS), jnp.asarray(experts)
-    for form in (project_by_expert, ops._ragged):
+    for form in (project_by_expert, ragged):
         found = jax.jit(form)(*arguments)
         assert found.shape == (len(experts), *OUT)
         np.testing.assert_allclose(found, _expected(x, experts), atol=1e-5)
@@ -78,3 +79,41 @@ def test_a_gradient_flows_through_both():
     expected = np.zeros_like(WEIGHTS)
     np.add.at(expected, experts, 2 * np.einsum("mab,mi->mabi", _expected(x, experts), x).astype(np.float32))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def _formats():
+    try:
+        register()
+    except NoCompilerError as error:
+        pytest.skip(str(error))
+    native, stored = FORMATS["native"], FORMATS["stored"]
+    return [(native, jnp.float32), (native, jnp.bfloat16), (stored, jnp.int8), (stored, jnp.int4)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("out", "width"), [((2, 5), 16), ((2, 16), 64), ((7,), 40), ((33,), 256)])
+def test_native_products_equal_those_of_one_expert(out, width):
+    """To the bit, also where an expert's outputs begin within a tile, in a loop over layers, and joined."""
+    rng = np.random.default_rng(0)
+    weights = jnp.asarray(rng.normal(size=(2, COUNT, *out, width)), jnp.float32)
+    for kind, dtype in _formats():
+        layers = [kind.pack(one, dtype) for one in weights]
+        for groups in GROUPS.values():
+            experts = np.repeat(np.arange(COUNT, dtype=np.int32), groups)
+            x, arguments = jnp.asarray(rng.normal(size=(len(experts), width)), jnp.float32), jnp.asarray(experts)
+            expected = np.empty((len(experts), *out), np.float32)
+            for expert in set(experts.tolist()):
+                alone = kind.pack(weights[1, expert], dtype)
+                expected[experts == expert] = alone.product(x[None, experts == expert])[0]
+            np.testing.assert_array_equal(project_by_expert(x, layers[1], arguments), expected)
+            of_layer = LayerWeight(layers, jnp.int32(1))
+            np.testing.assert_array_equal(project_by_expert(x, of_layer, arguments), expected)
+            joined = project_by_expert(x, JoinedWeight((layers[1], layers[1]), axis=1), arguments)
+            np.testing.assert_array_equal(joined, np.concatenate([expected, expected], axis=1))
+
+
+def test_native_products_refuse_an_expert_that_is_not_there():
+    for kind, dtype in _formats()[1:3]:
+        packed = kind.pack(jnp.asarray(WEIGHTS), dtype)
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="an expert is out of range"):
+            jax.block_until_ready(project_by_expert(jnp.ones((1, WIDTH)), packed, jnp.asarray([COUNT], jnp.int32)))

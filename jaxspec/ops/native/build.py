@@ -31,7 +31,9 @@ _logger = logging.getLogger(__name__)
 # The names of the kernels' handlers.
 PRODUCT, ATTENTION = "JaxspecProduct", "JaxspecAttention"
 STORED_PRODUCT, STORED_ROWS = "JaxspecStoredProduct", "JaxspecStoredRows"
-_HANDLERS = (PRODUCT, ATTENTION, STORED_PRODUCT, STORED_ROWS, WARP, DRAW, DRAW_NEXT, EXCESS)
+PRODUCT_BY_EXPERT, STORED_PRODUCT_BY_EXPERT = "JaxspecProductByExpert", "JaxspecStoredProductByExpert"
+_PRODUCTS = (PRODUCT, STORED_PRODUCT, STORED_ROWS, PRODUCT_BY_EXPERT, STORED_PRODUCT_BY_EXPERT)
+_HANDLERS = (*_PRODUCTS, ATTENTION, WARP, DRAW, DRAW_NEXT, EXCESS)
 # The library's functions, and their return types.
 _FUNCTIONS = {"JaxspecPack": ctypes.c_int64, "JaxspecTileBytes": ctypes.c_int64, "JaxspecLanes": ctypes.c_int64}
 _HERE = Path(__file__).parent

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "lanes.h"
 
@@ -144,13 +145,34 @@ void AnyRows(const float* x, const float* w, float* y, int64_t rows, int64_t in,
   }
 }
 
+// Computes each run of rows with its expert's weights `[out, in]`; a product without experts is one run.
 template <typename Weight>
-void Product(ffi::ThreadPool& pool, const float* x, const Weight* w, float* y, int64_t rows, int64_t in, int64_t out) {
+void Product(ffi::ThreadPool& pool, const float* x, const Weight* w, float* y, const std::vector<Run>& runs, int64_t in,
+             int64_t out) {
   const int64_t fit = kChunkBytes / std::max<int64_t>(1, in * sizeof(Weight)) / kChunkOutputs * kChunkOutputs;
-  const int64_t outputs = std::max(kChunkOutputs, fit);
-  Share(pool, (out + outputs - 1) / outputs, [=](int64_t chunk) {
-    AnyRows(x, w, y, rows, in, out, chunk * outputs, std::min(out, (chunk + 1) * outputs));
+  const int64_t outputs = std::max(kChunkOutputs, fit), chunks = (out + outputs - 1) / outputs;
+  const Run* each = runs.data();
+  Share(pool, static_cast<int64_t>(runs.size()) * chunks, [=](int64_t number) {
+    const Run run = each[number / chunks];
+    const int64_t first = number % chunks * outputs;
+    AnyRows(x + run.first * in, w + run.expert * out * in, y + run.first * out, run.rows, in, out, first,
+            std::min(out, first + outputs));
   });
+}
+
+// Computes runs with weights of either type.
+ffi::Error AnyProduct(ffi::ThreadPool& pool, const float* x, const ffi::AnyBuffer& w, float* y,
+                      const std::vector<Run>& runs, int64_t in, int64_t out) {
+  switch (w.element_type()) {
+    case ffi::F32:
+      Product(pool, x, w.typed_data<float>(), y, runs, in, out);
+      return ffi::Error::Success();
+    case ffi::BF16:
+      Product(pool, x, reinterpret_cast<const uint16_t*>(w.untyped_data()), y, runs, in, out);
+      return ffi::Error::Success();
+    default:
+      return ffi::Error::InvalidArgument("weights must be float32 or bfloat16");
+  }
 }
 
 ffi::Error Call(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::BufferR0<ffi::S32> layer,
@@ -161,19 +183,23 @@ ffi::Error Call(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::BufferR0<ffi
   if (sizes.size() != 2 || shape.size() != 2 || sizes[1] != shape[1] || !HasShape(*y, {sizes[0], shape[0]})) {
     return ffi::Error::InvalidArgument("expected x [rows, in], w [out, in] and a result [rows, out]");
   }
-  const int64_t rows = sizes[0], in = sizes[1], out = shape[0];
+  const int64_t rows = sizes[0];
   if (rows == 0) return ffi::Error::Success();
-  switch (w->element_type()) {
-    case ffi::F32:
-      Product(pool, x.typed_data(), w->typed_data<float>(), y->typed_data(), rows, in, out);
-      break;
-    case ffi::BF16:
-      Product(pool, x.typed_data(), reinterpret_cast<const uint16_t*>(w->untyped_data()), y->typed_data(), rows, in, out);
-      break;
-    default:
-      return ffi::Error::InvalidArgument("weights must be float32 or bfloat16");
+  return AnyProduct(pool, x.typed_data(), *w, y->typed_data(), {{0, 0, rows}}, sizes[1], shape[0]);
+}
+
+ffi::Error CallByExpert(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> experts,
+                        ffi::BufferR0<ffi::S32> layer, ffi::RemainingArgs weights, ffi::ResultBuffer<ffi::F32> y) {
+  const auto w = OfLayer(layer, weights);
+  if (!w) return w.error();
+  const auto sizes = x.dimensions(), shape = w->dimensions();
+  if (sizes.size() != 2 || shape.size() != 3 || sizes[1] != shape[2] || experts.dimensions().size() != 1 ||
+      !HasShape(experts, {sizes[0]}) || !HasShape(*y, {sizes[0], shape[1]})) {
+    return ffi::Error::InvalidArgument("expected x [rows, in], experts [rows], w [e, out, in] and a result [rows, out]");
   }
-  return ffi::Error::Success();
+  const auto runs = FindRuns(experts.typed_data(), sizes[0], shape[0]);
+  if (!runs) return runs.error();
+  return AnyProduct(pool, x.typed_data(), *w, y->typed_data(), *runs, sizes[1], shape[1]);
 }
 
 }  // namespace
@@ -182,6 +208,15 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxspecProduct, Call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::BufferR0<ffi::S32>>()
+                                  .RemainingArgs()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxspecProductByExpert, CallByExpert,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::BufferR0<ffi::S32>>()
                                   .RemainingArgs()
                                   .Ret<ffi::Buffer<ffi::F32>>());

@@ -83,6 +83,68 @@ ffi::Error Product(ffi::ThreadPool pool, std::string_view name, ffi::Buffer<ffi:
   return ffi::Error::Success();
 }
 
+// Computes outputs of one expert for its rows, given a tile whose first output is number `first` of the expert's, or
+// before it: experts follow each other without a gap, so that one may begin within a tile.
+void TileOfExpert(const Kernels& kernels, const uint8_t* tile, const Group* x, const Run& run, int64_t groups, float* y,
+                  int64_t out, int64_t first) {
+  const Group* from = x + run.first * groups;
+  float* to = y + run.first * out;
+  if (first >= 0 && first + kLanes <= out) {
+    kernels.product(tile, from, run.rows, groups, to + first, out, kLanes);
+    return;
+  }
+  std::vector<float> found(run.rows * kLanes);
+  kernels.product(tile, from, run.rows, groups, found.data(), kLanes, kLanes);
+  for (int64_t row = 0; row < run.rows; ++row) {
+    for (int64_t lane = std::max<int64_t>(0, -first); lane < std::min<int64_t>(kLanes, out - first); ++lane) {
+      to[row * out + first + lane] = found[row * kLanes + lane];
+    }
+  }
+}
+
+ffi::Error ProductByExpert(ffi::ThreadPool pool, std::string_view name, int64_t count, ffi::Buffer<ffi::F32> x,
+                           ffi::Buffer<ffi::S32> experts, ffi::BufferR0<ffi::S32> layer, ffi::RemainingArgs weights,
+                           ffi::ResultBuffer<ffi::F32> y) {
+  const auto sizes = x.dimensions(), shape = y->dimensions();
+  const Kernels* kernels = Find(name);
+  if (!kernels) return ffi::Error::InvalidArgument("unknown format of stored weights");
+  const auto w = OfLayer(layer, weights);
+  if (!w) return w.error();
+  if (count < 0 || count > INT32_MAX) return ffi::Error::InvalidArgument("no such number of experts");
+  if (sizes.size() != 2 || shape.size() != 2 || sizes[0] != shape[0] || sizes[1] % kernels->inputs ||
+      experts.dimensions().size() != 1 || !HasShape(experts, {sizes[0]}) || w->element_type() != ffi::U8 ||
+      !HasShape(*w, {CountTiles(count * shape[1]) * (sizes[1] / kernels->inputs) * kernels->tile_bytes})) {
+    return ffi::Error::InvalidArgument(
+        "expected x [rows, in], experts [rows], the tiles of w [count, out, in] and a result [rows, out]");
+  }
+  const int64_t rows = sizes[0], groups = sizes[1] / kGroup, out = shape[1];
+  const auto found = FindRuns(experts.typed_data(), rows, count);
+  if (!found) return found.error();
+  if (rows == 0 || out == 0 || groups == 0) {
+    std::fill_n(y->typed_data(), rows * out, 0.0f);
+    return ffi::Error::Success();
+  }
+  const std::vector<Group> quantized = Quantize(pool, x.typed_data(), rows, groups);
+  // An expert that begins within a tile may have one tile more.
+  const int64_t bytes = sizes[1] / kernels->inputs * kernels->tile_bytes, tiles = CountTiles(out) + (out % kLanes > 0);
+  const int64_t runs = found->size(), threads = pool.num_threads();
+  const int64_t each = std::max<int64_t>(1, std::min(kChunkBytes / bytes, runs * tiles / (kChunksEach * threads)));
+  const int64_t chunks = (tiles + each - 1) / each;
+  const Group* from = quantized.data();
+  const Run* of = found->data();
+  const uint8_t* first = w->typed_data<uint8_t>();
+  float* to = y->typed_data();
+  Share(pool, runs * chunks, [=](int64_t number) {
+    const Run run = of[number / chunks];
+    const int64_t begin = run.expert * out / kLanes, end = CountTiles((run.expert + 1) * out);
+    const int64_t start = begin + number % chunks * each;
+    for (int64_t tile = start; tile < std::min(end, start + each); ++tile) {
+      TileOfExpert(*kernels, first + tile * bytes, from, run, groups, to, out, tile * kLanes - run.expert * out);
+    }
+  });
+  return ffi::Error::Success();
+}
+
 ffi::Error Rows(std::string_view name, int64_t outputs, ffi::Buffer<ffi::S32> rows, ffi::Buffer<ffi::U8> w,
                 ffi::ResultBuffer<ffi::F32> y) {
   const auto shape = y->dimensions();
@@ -114,6 +176,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxspecStoredProduct, Product,
                                   .Ctx<ffi::ThreadPool>()
                                   .Attr<std::string_view>("format")
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::BufferR0<ffi::S32>>()
+                                  .RemainingArgs()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxspecStoredProductByExpert, ProductByExpert,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<std::string_view>("format")
+                                  .Attr<int64_t>("count")
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::BufferR0<ffi::S32>>()
                                   .RemainingArgs()
                                   .Ret<ffi::Buffer<ffi::F32>>());
