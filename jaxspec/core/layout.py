@@ -51,6 +51,7 @@ class Layout(Protocol):
         axes: tuple[tuple[Any, ...], ...],
         *,
         like: int | tuple[int, ...],
+        add: bool = False,
     ) -> Any:
         """Calls a function on each device with that device's parts of the arguments.
 
@@ -59,6 +60,7 @@ class Layout(Protocol):
           arguments: complete arrays.
           axes: the logical axes of each argument, in the names of the model's rules.
           like: the index of the argument whose layout the result has; a tuple for several results.
+          add: whether the result, a single one, is the sum over devices that hold different parts of others.
         """
         ...
 
@@ -103,8 +105,9 @@ class Unsharded:
         axes: tuple[tuple[Any, ...], ...],
         *,
         like: int | tuple[int, ...],
+        add: bool = False,
     ) -> Any:
-        del axes, like  # there is one device
+        del axes, like, add  # there is one device
         return function(*arguments)
 
     def check_same(self, parts: dict[str, Any], number: int = 0) -> int:

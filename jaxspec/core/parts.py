@@ -8,11 +8,13 @@ the results of several are sent together.
 import contextlib
 import contextvars
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import AxisType
 from jaxtyping import Float, Int, Shaped
 
 from jaxspec.core.layout import Layout, Unsharded
@@ -47,6 +49,21 @@ def current_layout() -> Layout:
 def on_one_device() -> bool:
     """Returns whether the current trace is for models without a mesh."""
     return _LAYOUT.get() == _NONE
+
+
+def summed_on_each(
+    function: Callable[..., Array], arguments: tuple[Array, ...], axes: tuple[tuple[Any, ...], ...]
+) -> Array:
+    """Calls a function on each device's parts, and adds up the results, which are laid out like the first argument.
+
+    Args:
+      function: takes and returns arrays, without communication between devices.
+      arguments: the complete arrays.
+      axes: the logical axes of each argument.
+    """
+    if AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types:
+        return function(*arguments)  # each device runs a model of its own
+    return _LAYOUT.get().on_each(function, arguments, axes, like=0, add=True)
 
 
 def parts_of(values: Shaped[Array, "*rows v"]) -> int:

@@ -14,7 +14,7 @@ product depend on the token alone, so that its output does not depend on the tok
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import flax.linen as nn
@@ -24,10 +24,11 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
+from jaxspec.core.parts import on_one_device, summed_on_each
 from jaxspec.core.sums import rounded, row_sum
 from jaxspec.nn.layers import ACTIVATIONS, Dense, weight
 from jaxspec.ops.experts import project_by_expert
-from jaxspec.ops.packed import PackedWeight
+from jaxspec.ops.packed import Axes, PackedWeight
 
 _Kernel = Float[Array, "e *out in"] | PackedWeight
 
@@ -67,7 +68,7 @@ class Experts(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        spec, shape = self.spec, x.shape
+        spec = self.spec
         logits = Dense((spec.count,), False, self.dtype, name=ROUTER)(x)
         chances, chosen = choose(logits, spec.per_token, normalized=spec.normalized)
         inner, outer = (spec.count, 2, spec.inner_width, spec.width), (spec.count, spec.width, spec.inner_width)
@@ -75,8 +76,7 @@ class Experts(nn.Module):
             _Stack(shape, self.dtype, name=f"experts_{name}")()
             for name, shape in {"gate_up": inner, "down": outer}.items()
         ]
-        rows = [one.reshape(-1, one.shape[-1]) for one in (x, chances, chosen)]
-        return mix(*rows, *kernels, activate=ACTIVATIONS[spec.activation]).reshape(shape)
+        return _mix_on_devices(x, chances, chosen, *kernels, activate=ACTIVATIONS[spec.activation])
 
 
 class _Stack(nn.Module):
@@ -113,6 +113,55 @@ def choose(
     return chances, chosen
 
 
+# The logical axes of the experts' weights (`jaxspec.sharding.Rules`).
+_AXES = ("experts", None, "mlp", None), ("experts", None, "mlp")
+
+
+def _mix_on_devices(
+    x: Float[Array, "b t d"],
+    chances: Float[Array, "b t k"],
+    chosen: Int[Array, "b t k"],
+    gate_up: Float[Array, "e 2 inner d"] | PackedWeight,
+    down: Float[Array, "e d inner"] | PackedWeight,
+    *,
+    activate: Callable[[Array], Array],
+) -> Float[Array, "b t d"]:
+    """Mixes on each device the outputs of the experts, or parts of them, that it holds; adds up all devices'."""
+    flat = lambda one: one.reshape(-1, one.shape[-1])  # noqa: E731
+    if on_one_device():
+        return mix(flat(x), flat(chances), flat(chosen), gate_up, down, activate=activate).reshape(x.shape)
+    count, kernels = gate_up.shape[0], tuple(zip((gate_up, down), _AXES, strict=True))
+    arrays = [each for kernel, axes in kernels for each in _arrays(kernel, axes)]
+    rows = ("batch", None, None)
+
+    def own(x: Array, chances: Array, chosen: Array, numbers: Int[Array, "e"], *parts: Array) -> Array:
+        each = iter(parts)
+        held, held_down = (_with_arrays(kernel, axes, each) for kernel, axes in kernels)
+        first = None if len(numbers) == count else numbers[0]
+        found = mix(flat(x), flat(chances), flat(chosen), held, held_down, activate=activate, first=first)
+        return found.reshape(x.shape)
+
+    return summed_on_each(
+        own,
+        (x, chances, chosen, jnp.arange(count, dtype=jnp.int32), *(part for part, _ in arrays)),
+        (rows, rows, rows, ("experts",), *(axes for _, axes in arrays)),
+    )
+
+
+def _arrays(kernel: _Kernel, axes: Axes) -> list[tuple[Array, Axes]]:
+    """Returns the arrays of a weight, each with its logical axes."""
+    if not isinstance(kernel, PackedWeight):
+        return [(kernel, axes)]
+    found: list[tuple[Array, Axes]] = []
+    kernel.map_axes(lambda part, own: found.append((part, own)), axes)
+    return found
+
+
+def _with_arrays(kernel: _Kernel, axes: Axes, parts: Iterator[Array]) -> Float[Array, "*part"] | PackedWeight:
+    """Returns the weight with other arrays, in the order of `_arrays`."""
+    return kernel.map_axes(lambda *_: next(parts), axes) if isinstance(kernel, PackedWeight) else next(parts)
+
+
 def mix(
     x: Float[Array, "n d"],
     chances: Float[Array, "n k"],
@@ -121,6 +170,7 @@ def mix(
     down: Float[Array, "e d inner"] | PackedWeight,
     *,
     activate: Callable[[Array], Array],
+    first: Int[Array, ""] | None = None,
 ) -> Float[Array, "n d"]:
     """Applies the chosen experts to each token, and adds up their outputs times their chances.
 
@@ -131,13 +181,20 @@ def mix(
       gate_up: `[e, 2, inner, d]`.
       down: `[e, d, inner]`.
       activate: the activation of the first half of `gate_up`.
+      first: the number of the first expert of the weights; others add nothing. `None`: the weights are those of all.
     """
+    held = None
+    if first is not None:
+        held = (chosen >= first) & (chosen < first + gate_up.shape[0])
+        chosen = jnp.where(held, chosen - first, gate_up.shape[0])
     per_token, flat = chosen.shape[1], chosen.reshape(-1)
     order = jnp.argsort(flat)
     experts = flat[order]
     both = project_by_expert(x[order // per_token], gate_up, experts)
     outputs = project_by_expert(activate(both[:, 0]) * both[:, 1], down, experts)
     outputs = outputs[jnp.argsort(order)].reshape(*chosen.shape, -1).astype(jnp.float32)
+    if held is not None:
+        outputs = jnp.where(held[..., None], outputs, 0)
     # In the order of the chances, each product rounded: the sum of a row depends on nothing else.
     terms = (rounded(chances[:, place, None] * outputs[:, place]) for place in range(per_token))
     return functools.reduce(jnp.add, terms).astype(x.dtype)

@@ -16,6 +16,7 @@ with _epy.lazy_api_imports(globals()):
     from jaxspec.sharding.rules import (
         DATA_AND_TENSOR as DATA_AND_TENSOR,
         DRAFTS_BESIDE as DRAFTS_BESIDE,
+        EXPERT_PARALLEL as EXPERT_PARALLEL,
         FULLY_SHARDED as FULLY_SHARDED,
         REPLICATED as REPLICATED,
         TENSOR_PARALLEL as TENSOR_PARALLEL,

@@ -40,6 +40,8 @@ _AXES: dict[tuple[str, ...], Axes] = {
     ("up", "kernel"): ("mlp", "embed"),
     ("up", "bias"): ("mlp",),
     ("down", "kernel"): ("embed", "mlp"),
+    ("experts_gate_up", "kernel"): ("experts", None, "mlp", "embed"),
+    ("experts_down", "kernel"): ("experts", "embed", "mlp"),
     ("down", "bias"): (None,),
     # Products in heads that are summed over devices; each device reads a part of the replicated inputs.
     ("fuse", "kernel"): ("embed", "mlp"),
@@ -232,7 +234,9 @@ def _warn(model: Network, placement: Placement) -> None:
     }
     sizes = {axis: size for axis, name in fields.items() if (size := getattr(config, name, None)) is not None}
     names = {"vocab": "vocabulary", "kv_heads": "key-value heads", "queries": "queries of a head"}
-    names |= {"mlp": "inner width", "embed": "residual width"}
+    names |= {"mlp": "inner width", "embed": "residual width", "experts": "experts"}
+    if (experts := getattr(config, "experts", None)) is not None:
+        sizes |= {"experts": experts.count, "mlp": math.gcd(experts.width, sizes["mlp"])}
     for axis, size in sizes.items():
         over = as_tuple(getattr(placement.rules, axis))
         count = pieces(placement.mesh, over)

@@ -7,7 +7,7 @@ has no explicit form. The loop thus runs under automatic axes: the compiler choo
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from jaxtyping import Float
 from jaxspec.core.programs import is_tracing
 from jaxspec.core.typed import typed
 from jaxspec.sharding import multihost
-from jaxspec.sharding.rules import Rules, as_tuple, pieces
+from jaxspec.sharding.rules import MeshAxes, Rules, as_tuple, pieces
 
 _Tree = TypeVar("_Tree")
 
@@ -100,6 +100,7 @@ class Placement:
         axes: tuple[tuple[Any, ...], ...],
         *,
         like: int | tuple[int, ...],
+        add: bool = False,
     ) -> Any:
         """Calls a function on each device's parts of the arguments; results are laid out like the arguments `like`.
 
@@ -108,10 +109,15 @@ class Placement:
           arguments: the complete arrays.
           axes: the logical axes of each argument.
           like: the index of the argument whose layout the result has; for several results, one index for each.
+          add: whether the result is the sum over devices that hold different parts of the other arguments.
         """
         specs = tuple(self.rules.spec(self.mesh, x.shape, names) for x, names in zip(arguments, axes, strict=True))
         # Along axes that split nothing, devices hold copies, for which the function gives equal results.
         out = specs[like] if isinstance(like, int) else tuple(specs[index] for index in like)
+        if add:
+            assert isinstance(like, int)
+            names = [{name for one in spec for name in as_tuple(cast(MeshAxes, one))} for spec in specs]
+            function = _added(function, tuple(sorted(set[str]().union(*names) - names[like])))
         each = jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out, check_vma=False)
         return each(*arguments)
 
@@ -123,6 +129,10 @@ class Placement:
     def replicated(self) -> NamedSharding:
         """The sharding of arrays that are complete on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
+
+
+def _added(function: Callable[..., Array], names: tuple[str, ...]) -> Callable[..., Array]:
+    return lambda *arguments: jax.lax.psum(function(*arguments), names) if names else function(*arguments)
 
 
 @typed()

@@ -1,6 +1,7 @@
 """Defines `Rules`, which map logical axes to mesh axes, and presets."""
 
 import dataclasses
+import math
 import warnings
 from typing import Any, Self
 
@@ -17,6 +18,8 @@ _TOGETHER = (
     ("kv_heads", "queries"),
     ("queries", "embed"),
     ("mlp", "embed"),
+    ("experts", "mlp"),
+    ("experts", "embed"),
     ("batch", "vocab"),
     ("batch", "kv_heads"),
 )
@@ -31,7 +34,8 @@ class Rules:
       vocab: token ids, in the embedding, output head, logits, distributions and noise.
       kv_heads: key-value heads with their queries, in attention weights and the cache.
       queries: the queries of one key-value head, for more devices than key-value heads.
-      mlp: the inner width of the feed-forward block.
+      mlp: the inner width of the feed-forward block, and of each expert.
+      experts: the experts of a layer; a device computes those that it holds, for all tokens that chose them.
       embed: the width of the residual stream, in weights only; activations are not split by it.
       drafts: the models of a `ParallelDrafter`, one per index along the axis. Other logical axes mapped to this mesh
         axis are split over it for other models only.
@@ -48,6 +52,7 @@ class Rules:
     kv_heads: MeshAxes = None
     queries: MeshAxes = None
     mlp: MeshAxes = None
+    experts: MeshAxes = None
     embed: MeshAxes = None
     drafts: MeshAxes = None
 
@@ -122,7 +127,9 @@ class Rules:
         kv_heads = _dividing(mesh, axes, config.num_kv_heads)
         rest = tuple(name for name in axes if name not in kv_heads)
         queries = _dividing(mesh, rest, config.queries_per_kv_head)
-        vocab, mlp = (_dividing(mesh, axes, size) for size in (config.vocab_size, config.mlp_width))
+        experts = getattr(config, "experts", None)
+        inner = config.mlp_width if experts is None else math.gcd(config.mlp_width, experts.width)
+        vocab, mlp = (_dividing(mesh, axes, size) for size in (config.vocab_size, inner))
         for what, used in {"heads": kv_heads + queries, "vocabulary": vocab, "inner width": mlp}.items():
             if pieces(mesh, used) < pieces(mesh, axes):
                 warnings.warn(
@@ -153,8 +160,8 @@ def default_rules(mesh: Mesh | AbstractMesh) -> Rules:
     unused = [name for name in mesh.axis_names if mesh.shape[name] > 1 and name not in rules.mesh_axes]
     if unused:
         raise ValueError(
-            f"nothing would be split over the mesh axis {', '.join(unused)}; name the axes data, model and draft, or "
-            "pass your own Rules to load or shard, such as Rules.tensor_parallel(config, mesh)"
+            f"nothing would be split over the mesh axis {', '.join(unused)}; name the axes data, model, expert and "
+            "draft, or pass your own Rules to load or shard, such as Rules.tensor_parallel(config, mesh)"
         )
     return rules
 
@@ -200,6 +207,8 @@ def pieces(mesh: Mesh | AbstractMesh, names: tuple[str, ...]) -> int:
 TENSOR_PARALLEL = Rules(vocab="model", kv_heads="model", mlp="model")
 # `TENSOR_PARALLEL`, with the rows of a batch split over `data`.
 DATA_AND_TENSOR = dataclasses.replace(TENSOR_PARALLEL, batch="data")
+# `DATA_AND_TENSOR`, with whole experts on each device instead of a part of each: fewer and larger products.
+EXPERT_PARALLEL = Rules(batch="data", vocab="model", kv_heads="model", experts="model")
 # Weights are split over every device, for models that fit no other way.
 FULLY_SHARDED = dataclasses.replace(DATA_AND_TENSOR, embed="data")
 # Every device holds the complete model: for a small draft with a large target.
@@ -207,5 +216,10 @@ REPLICATED = Rules(batch="data")
 # Several drafts at once, each on its own part of the mesh, and the target over all of it. `model` comes first, so
 # that a draft's distribution is split further in place, and its pieces are swapped along `draft`.
 DRAFTS_BESIDE = Rules(
-    batch="data", vocab=("model", "draft"), kv_heads=("model", "draft"), mlp=("model", "draft"), drafts="draft"
+    batch="data",
+    vocab=("model", "draft"),
+    kv_heads=("model", "draft"),
+    mlp=("model", "draft"),
+    experts="expert",
+    drafts="draft",
 )

@@ -52,8 +52,8 @@ MUTANTS = (
     Mutant(
         "a device's part of the target's vocabulary is not of its draft's",
         "sharding/rules.py",
-        'vocab=("model", "draft"), kv_heads',
-        'vocab=("draft", "model"), kv_heads',
+        'vocab=("model", "draft"),',
+        'vocab=("draft", "model"),',
         (_SENT,),
         slow=True,
     ),

@@ -9,6 +9,13 @@ _MOVED = f"{_MESHES}::test_the_same_tokens_and_no_vocabulary_moves"
 
 MUTANTS = (
     Mutant(
+        "a device takes other devices' experts for its own",
+        "nn/experts.py",
+        "outputs = jnp.where(held[..., None], outputs, 0)",
+        "pass",
+        ("tests/nn/test_experts.py::test_parts_of_the_experts_add_up",),
+    ),
+    Mutant(
         "the top tokens are looked for in the whole vocabulary at once",
         "drafters/frontier.py",
         "parts = math.gcd(vocab, _PARTS)",

@@ -55,6 +55,20 @@ def test_every_token_has_all_of_its_experts(everyone):
     np.testing.assert_allclose(found, np.einsum("nk,nkd->nd", chances, own), atol=1e-5)
 
 
+def test_parts_of_the_experts_add_up():
+    """As on devices that hold some experts each."""
+    x, chances, chosen, gate_up, down = _case(12)
+    whole = _mix(x, chances, chosen, gate_up, down)
+    halves = [
+        jax.jit(lambda *some: mix(x, chances, chosen, *some[1:], activate=jax.nn.silu, first=some[0]))(
+            jnp.int32(at), gate_up[at : at + 3], down[at : at + 3]
+        )
+        for at in (0, 3)
+    ]
+    np.testing.assert_allclose(halves[0] + halves[1], whole, atol=1e-5)
+    assert np.abs(halves[0]).max() > 0.1 and np.abs(halves[1]).max() > 0.1
+
+
 @pytest.mark.slow
 def test_a_token_alone_and_among_others():
     x, chances, chosen, *kernels = _case(48)

@@ -73,7 +73,9 @@ def test_tensor_parallel_leaves_data_to_the_rows():
 def test_the_default_rules_use_every_axis_or_say_so():
     assert default_rules(make_mesh()) == DATA_AND_TENSOR.within(make_mesh())
     assert default_rules(mesh_of(4, 2, names=("draft", "model"))).drafts == ("draft",)
-    with pytest.raises(ValueError, match="nothing would be split over the mesh axis a; name the axes data, model and"):
+    with pytest.raises(
+        ValueError, match="nothing would be split over the mesh axis a; name the axes data, model, expert"
+    ):
         default_rules(mesh_of(8))
     with pytest.raises(ValueError, match="nothing would be split over the mesh axis a"):
         shard(wide_transformer(0), mesh_of(8))
