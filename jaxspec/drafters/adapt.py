@@ -20,6 +20,8 @@ MOST = 8
 # The share of a head's drafts that is assumed to be accepted, and the share of plain decoding's time that the drafts
 # must save for the head to be worth using.
 _ACCEPTED, _WORTH = 0.6, 0.1
+# The share at which even the best text's drafts are accepted.
+_AT_BEST = 0.9
 # By how much a pass over four drafts must be slower than one over a single draft for that one to be worth compiling.
 _SLOWER = 1.5
 
@@ -137,7 +139,7 @@ def spare(drafter: Drafter, target: Model, longest: int | None = None, *, batch:
     lookup, model = halves(drafter)
     if lookup is None:
         return drafter
-    return drafter if _is_worth(model, target, longest, batch) else lookup
+    return drafter if _is_worth(model, target, longest, batch, _ACCEPTED) else lookup
 
 
 def for_rows(drafter: Drafter, target: Model, batch: int, *, rests: bool = False) -> Drafter:
@@ -150,8 +152,8 @@ def for_rows(drafter: Drafter, target: Model, batch: int, *, rests: bool = False
       drafter: any drafter.
       target: the model to draft for.
       batch: the number of rows.
-      rests: whether the model half of a hybrid is to rest where `spare` would drop it, if it can. Such a drafter
-        continues states that another one began.
+      rests: whether the model half of a hybrid is to rest where its drafts cannot be worth their time on any text, if
+        it can. Such a drafter continues states that another one began.
 
     Example:
         >>> from jaxspec.drafters.adapt import adapt, for_rows
@@ -174,7 +176,7 @@ def for_rows(drafter: Drafter, target: Model, batch: int, *, rests: bool = False
         return drafter
     rests = rests and lookup is not None and model.info.skips_rounds and batch > 1
     adapted = adapt(drafter, target, longest, batch=batch)
-    if not rests or _is_worth(model, target, longest, batch):
+    if not rests or _is_worth(model, target, longest, batch, _AT_BEST):
         return adapted
     return dataclasses.replace(cast(HybridDrafter, adapted), rests=True)
 
@@ -205,10 +207,10 @@ def estimate_costs(target: Model, drafter: Drafter, lengths: tuple[int, ...], *,
     return model.rounds(drafter.info.costs(model, max(lengths)), lengths)
 
 
-def _is_worth(model: Drafter, target: Model, longest: int | None, batch: int) -> bool:
-    """Returns whether a model's drafts save enough of plain decoding's time, at some length."""
+def _is_worth(model: Drafter, target: Model, longest: int | None, batch: int, accepted: float) -> bool:
+    """Returns whether a model's drafts, of which a share is accepted, save enough of plain decoding's time."""
     lengths, costs = _costs(model, target, longest, batch)
-    tokens = [sum(_ACCEPTED**i for i in range(n + 1)) for n in lengths]
+    tokens = [sum(accepted**i for i in range(n + 1)) for n in lengths]
     return max(count / cost for count, cost in zip(tokens, costs, strict=True)) >= 1 + _WORTH
 
 

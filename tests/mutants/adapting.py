@@ -31,7 +31,14 @@ MUTANTS = (
         "drafters/adapt.py",
         "(HybridDrafter, adapted), rests=True)",
         "(HybridDrafter, adapted), rests=False)",
-        (f"{_ADAPTING}::test_a_head_rests_for_as_many_rows_as_would_be_spared_it",),
+        (f"{_ADAPTING}::test_a_head_rests_where_nine_right_drafts_in_ten_would_not_save_a_tenth",),
+    ),
+    Mutant(
+        "an engine's head never rests",
+        "serving/group.py",
+        "self.width, rests=True)",
+        "self.width)",
+        ("tests/serving/test_groups.py::test_the_head_of_many_live_rows_rests",),
     ),
     Mutant(
         "costs measured with another batch are taken",

@@ -6,8 +6,11 @@ import time
 import pytest
 
 import jaxspec
+from jaxspec.decoding.slots import row_arguments
+from jaxspec.drafters import adapt as adapting
+from jaxspec.serving.group import Group
 from jaxspec.serving.groups import Groups
-from tests._fixtures import text_models
+from tests._fixtures import arrivals, eagle, text_models, tiny
 
 CAPACITY = 64
 GREEDY = {"temperature": 0, "max_new_tokens": 6, "stop_tokens": ()}
@@ -120,3 +123,38 @@ def test_kinds_for_later_compile_while_the_engine_is_ready(target, gate):
         assert all(key[2] == 1 for key in engine._groups._programs._done)
         found = engine.submit("the sea", **PENALIZED).result(60.0)
         assert found.token_ids == alone(target, **PENALIZED).token_ids
+
+
+def eagle_hybrid(head, target):
+    return adapting.adapt(jaxspec.HybridDrafter(jaxspec.NGramDrafter(), jaxspec.EagleDrafter(head)), target)
+
+
+def test_the_head_of_many_live_rows_rests(monkeypatch):
+    monkeypatch.setattr(adapting, "_is_worth", lambda *given: given[3] < 4)  # the number of rows
+    options = {"capacity": CAPACITY, "max_new_tokens": 8}
+    drafter = eagle_hybrid(eagle.HEAD, eagle.TARGET)
+    group = Group(row_arguments(eagle.TARGET, drafter, [[1, 2, 3]], options), 8, 2)
+    rests = []
+    for group.width in (1, 2, 4, 8):
+        rests.append(group._round_of_width().drafter.rests)
+    assert rests == [False, False, True, True]
+
+
+@pytest.mark.slow
+def test_rows_for_which_a_head_rested_have_the_tokens_of_lone_calls(monkeypatch):
+    """One of two rows ends first, and the other one is drafted for again; its next turn continues what is held."""
+    monkeypatch.setattr(adapting, "_is_worth", lambda *given: given[3] < 2)
+    tokenizer = text_models.byte_level()
+    network = tiny.transformer(3, layers=2, vocab=tokenizer.vocab_size)
+    drafter = eagle_hybrid(eagle.eagle_head(1, target=network), network)
+    plain = arrivals.Alone(network, None, tokenizer=tokenizer)
+    options = {"temperature": 1.0, "seed": 5, "stop_tokens": ()}
+    asked = [("the sea", 6), ("abcabcab", 30), ("the sea of", 12)]
+    with jaxspec.Engine(network, drafter, slots=2, capacity=arrivals.CAPACITY, tokenizer=tokenizer) as engine:
+        handles = [engine.submit(text, max_new_tokens=count, **options) for text, count in asked]
+        found = [handle.result(120.0) for handle in handles]
+        asked.append((asked[1][0] + found[1].text[:8], 20))
+        found.append(engine.submit(asked[-1][0], max_new_tokens=20, **options).result(120.0))
+    for (text, count), result in zip(asked, found, strict=True):
+        assert result.token_ids == plain(text, options | {"max_new_tokens": count}).token_ids
+    assert len({*found[1].token_ids}) > 9

@@ -84,6 +84,9 @@ class DFlashConfig(TransformerConfig):
         rank = self.markov_rank if self.correction is None else self.correction.token_rank
         if self.confidence == "place and token" and rank == 0:
             raise ValueError("confidence from the token before needs a markov_rank above 0, got 0")
+        candidates = None if self.correction is None else self.correction.candidates
+        if candidates is not None and candidates > self.vocab_size:
+            raise ValueError(f"a selector chooses among at most the {self.vocab_size} tokens drafted, got {candidates}")
 
     @property
     def num_drafts(self) -> int:
