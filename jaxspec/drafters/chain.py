@@ -72,7 +72,8 @@ class Chain:
     def propose(self, rng: Rng, state: ChainState, context: Context) -> tuple[Proposal, ChainState]:
         """Drafts one chain for each row, as `Drafter.propose` does."""
         policy = context.sampling if self.sampling is None else self.sampling
-        draftable = context.draftable & self.draft.has_context(state.draft_state, context)
+        current = self.draft.is_current(state.draft_state, context)
+        draftable = context.draftable & self.draft.has_context(context) & current
         longest = context.at_most(self.draft_length.longest(state.length_state, draftable, context.active))
         longest = jnp.where(draftable, longest, 0)
         hidden = self.draft.blank(longest.shape[0])

@@ -95,8 +95,12 @@ class Draft(abc.ABC):
         del batch
         return ()
 
-    def has_context(self, state: Any, context: Context) -> Bool[Array, "b"]:
-        """Returns which rows have what it takes to draft after their text."""
+    def has_context(self, context: Context) -> Bool[Array, "b"]:
+        """Returns which rows have enough text to draft after."""
+        return jnp.ones(context.length.shape, jnp.bool_)
+
+    def is_current(self, state: Any, context: Context) -> Bool[Array, "b"]:
+        """Returns which rows' states include the last round; others draft from the next round on."""
         del state
         return jnp.ones(context.length.shape, jnp.bool_)
 

@@ -131,7 +131,7 @@ class DynamicTreeDrafter(FrontierDrafter):
             below, pending = grow(self.draft, context, window, found.tokens, self.depth - 1, carry, extend)
             found = join(found, below)
         proposal, drafted = submit(found, self.top_k, self.nodes, self.depth, draft_state, pending)
-        return keep_rows(proposal, self.draft.has_context(state, context)), drafted
+        return keep_rows(proposal, self.draft.has_context(context)), drafted
 
     def _children(
         self, context: Context, logits: Float[Array, "b w n"], path: Int[Array, "b w d"] | None

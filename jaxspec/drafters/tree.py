@@ -127,8 +127,7 @@ class TreeDrafter(FrontierDrafter):
             before = jnp.pad(tokens, ((0, 0), (0, 1)), constant_values=-1)[:, plan.before]
             next_log_probs = draw.log_probs(found.weights[:, plan.log_probs], before, tokens, plan.last)
         proposal = Proposal(tokens, ~jnp.any(missing, axis=-1), next_log_probs, parents, tree.depth)
-        kept = keep_rows(proposal, self.draft.has_context(state, context))
-        return kept, Drafted(draft_state, pending, slots, parents)
+        return keep_rows(proposal, self.draft.has_context(context)), Drafted(draft_state, pending, slots, parents)
 
 
 @register_dataclass

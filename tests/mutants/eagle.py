@@ -20,7 +20,7 @@ MUTANTS = (
     Mutant(
         "a head that was left out pairs old states with new tokens",
         _DRAFTER,
-        "waiting = jnp.where(slept, 0, self.waiting)",
+        "waiting = jnp.where(unseen > 0, 0, self.waiting)",
         "waiting = self.waiting",
         (f"{_LEFT_OUT}::test_it_goes_on_after_text_that_it_has_not_seen",),
     ),

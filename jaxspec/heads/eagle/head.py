@@ -300,10 +300,9 @@ class EagleState:
 
     def after(self, unseen: Int[Array, "b"]) -> "EagleState":
         """Returns the state that goes on after unseen pairs; those that waited before them are lost too."""
-        slept = unseen > 0
-        waiting = jnp.where(slept, 0, self.waiting)
-        missing = jnp.where(slept, self.missing + self.waiting + unseen, self.missing)
-        whole = jnp.where(slept & (self.missing == 0), self.cache.length, self.whole)
+        waiting = jnp.where(unseen > 0, 0, self.waiting)
+        missing = jnp.where(unseen > 0, self.missing + self.waiting + unseen, self.missing)
+        whole = jnp.where((unseen > 0) & (self.missing == 0), self.cache.length, self.whole)
         return dataclasses.replace(self, waiting=waiting, missing=missing, whole=whole)
 
 
@@ -381,9 +380,12 @@ class EagleDraft(Draft):
     def blank(self, batch: int) -> Hidden:
         return (jnp.zeros((batch, self.head.module.config.width), self.head.dtype),)
 
-    def has_context(self, state: EagleState, context: Context) -> Bool[Array, "b"]:
-        # A one-token text has no state of the target before its token, and an unseen pair's state was not kept.
-        return (context.length > 1) & (state.unseen(context) == 0)
+    def has_context(self, context: Context) -> Bool[Array, "b"]:
+        # A one-token text has no state of the target before its token.
+        return context.length > 1
+
+    def is_current(self, state: EagleState, context: Context) -> Bool[Array, "b"]:
+        return state.unseen(context) == 0
 
     def catch_up(self, state: Any, context: Context, will_draft: Bool[Array, ""]) -> Any:
         """Feeds waiting pairs, a round's at a time: all but the last if `first` follows, else all if out of room."""
@@ -404,11 +406,9 @@ class EagleDraft(Draft):
     def first(self, state: Any, context: Context) -> tuple[Window, Any]:
         trips = known_on_gpu(jnp.any(~context.done & (state.waiting > 0)).astype(jnp.int32), 1)
         with jax.named_scope("take_in"):
-            take_in = lambda piece, state: self._take_in(state, context, piece)  # noqa: E731
-            state = jax.lax.fori_loop(jnp.int32(0), trips, take_in, state)
-        logits = self.head.guesses(state.state[:, None])[:, 0]
+            state = jax.lax.fori_loop(jnp.int32(0), trips, lambda i, state: self._take_in(state, context, i), state)
         shape = KVEntries(state.cache.keys[:, :, :, :2], state.cache.values[:, :, :, :2])
-        return Window(logits, state.cache, shape, (state.state,)), state
+        return Window(self.head.guesses(state.state[:, None])[:, 0], state.cache, shape, (state.state,)), state
 
     def _take_in(self, state: EagleState, context: Context, piece: Int[Array, ""]) -> EagleState:
         """Feeds one piece of the waiting pairs, at most as many as a round adds."""
