@@ -14,11 +14,12 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from jaxspec.grammar import multiples
 from jaxspec.grammar.dialect import NO_ESCAPE, conjuncts, is_unwritten, problem_of, read_by_library, translated
 from jaxspec.grammar.formats import AS_CHOICES, AS_PATTERNS, FORMATS, KNOWN
 from jaxspec.grammar.property_names import NotFollowedError, names_of, properties_of
 from jaxspec.grammar.references import referred
-from jaxspec.grammar.schema import TYPES, takes_long, with_bounded_numbers, without_idle
+from jaxspec.grammar.schema import TYPES, with_bounded_numbers, without_idle
 
 # The keywords that constrain a value. All others are annotations, except for those below.
 _KEPT = {"type", "enum", "const", "properties", "required", "additionalProperties", "patternProperties", "anyOf"}
@@ -33,6 +34,8 @@ _UNSUPPORTED = {
     "$dynamicRef": "write $ref",
     "$recursiveRef": "write $ref",
 } | dict.fromkeys(("if", "dependentRequired", "dependentSchemas", "dependencies"), "write the cases as anyOf")
+# What choices say about a value that others describe too.
+_SHARED = ("properties", "patternProperties", "items", "multipleOf")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 # Those that tell values apart without looking at properties.
 _BOUNDING = (*_BOUNDS, "type", "pattern", "minLength", "maxLength", "minItems", "maxItems")
@@ -70,6 +73,7 @@ class _Around:
       open: whether they allow all other properties too.
       closed: whether one has `properties`, though it may name none.
       strict: whether properties that are only required are excluded, as `unevaluatedProperties: false` says.
+      multiples: those of them that name a multiple, or have parts that may.
     """
 
     names: tuple[str, ...] = ()
@@ -77,6 +81,7 @@ class _Around:
     open: bool = False
     closed: bool = False
     strict: bool = False
+    multiples: tuple[dict[str, Any], ...] = ()
 
 
 _NOTHING = _Around()
@@ -98,8 +103,8 @@ def normalized(schema: dict[str, Any]) -> dict[str, Any]:
             raise reader.error(found)
         defined = {key: found[key] for key in ("$defs",) if key in found}
         for where, part in reader.parts:
-            multiples = any("multipleOf" in one for one in (part, *part.get("allOf", ())))
-            if multiples and is_unwritten(part | defined):
+            joined = any("multipleOf" in one for one in (part, *part.get("allOf", ())))
+            if joined and is_unwritten(part | defined):
                 raise UnsupportedError(f"{where} allows no text: no multiple is written within its bounds; write enum")
     except RecursionError:
         raise ValueError(
@@ -124,6 +129,7 @@ class _Reader:
         self.parts: list[tuple[str, dict[str, Any]]] = []
         self.numbers: dict[str, str] = {}
         self.notes: dict[str, None] = {}
+        self._joined: set[str] = set()
 
     def whole(self) -> dict[str, Any]:
         """Returns the schema rewritten, with the definitions in use."""
@@ -146,11 +152,8 @@ class _Reader:
         if len(found) == 1 and "$ref" in found[0]:
             self.target(found[0]["$ref"], where)
             return {"$ref": f"#/$defs/{self.numbers.setdefault(found[0]['$ref'], str(len(self.numbers)))}"}
-        if takes_long(multiples := [one["multipleOf"] for one in found if "multipleOf" in one]):
-            shown = " and ".join(map(str, multiples))
-            raise UnsupportedError(
-                f"{where}.multipleOf of {shown} takes long to follow; write a smaller or rounder one"
-            )
+        if problem := multiples.problem_of([*around.multiples, *found], where, self._inlined, self._joined):
+            raise UnsupportedError(problem)
         unions = [one[key] for one in found for key in ("anyOf", "oneOf") if key in one]
         if isinstance(schema, dict) and schema.get("unevaluatedProperties") is False:
             around = dataclasses.replace(around, strict=True)
@@ -274,6 +277,7 @@ class _Reader:
             allowed,
             around.closed or any("properties" in one for one in found),
             around.strict,
+            (*around.multiples, *(one for one in found if {"multipleOf", "properties", "items"} & set(one))),
         )
 
     def _branches(self, unions: list[Any], where: str) -> list[dict[str, Any]]:
@@ -281,7 +285,7 @@ class _Reader:
         found = [one for union in unions for branch in union for one in self._inlined(branch, where)]
         found = [one for one in found if isinstance(one, dict)]
         inner = [one[key] for one in found for key in ("anyOf", "oneOf") if key in one]
-        kept = [{key: one[key] for key in ("properties", "patternProperties") if key in one} for one in found]
+        kept = [{key: one[key] for key in _SHARED if key in one} for one in found]
         return kept + (self._branches(inner, where) if inner else [])
 
     def _rewritten(self, schema: dict[str, Any], where: str, below: _Around) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Reads JSON schemas, and converts those that a regular expression covers exactly."""
 
-import fractions
 import functools
 import json
 import math
@@ -34,8 +33,6 @@ _AS_THE_HOST = {
 MOST_DIGITS = 15
 # Bounds farther from 0, such as those of float32 or of 64 bits, are replaced by this: the library fails on them.
 _FARTHEST = 10**17
-# The most remainders of a division by a multiple.
-_MOST_REMAINDERS = 250_000
 # The most parts of an expression, which repeats items: each array inside another doubles them.
 _MOST_PARTS = 2**16
 # An integer in an expression, unless it is the beginning of a number, which a point follows.
@@ -48,6 +45,7 @@ _OF_TYPE = {
     "object": {"properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"},
     "array": {"items", "prefixItems", "minItems", "maxItems"},
     "string": {"minLength", "maxLength", "pattern", "format"},
+    "number": _BOUNDS,
 }
 
 
@@ -129,20 +127,9 @@ def without_idle(schema: dict[str, Any]) -> dict[str, Any]:
     """Returns a schema without keywords for values of types that it does not allow, which expressions would follow."""
     kinds = schema.get("type", TYPES)
     kinds = {kinds} if isinstance(kinds, str) else set(kinds)
+    kinds |= {"number"} if "integer" in kinds else set()
     idle = {name for kind, names in _OF_TYPE.items() if kind not in kinds for name in names}
     return {key: value for key, value in schema.items() if key not in idle}
-
-
-def takes_long(multiples: list[int | float]) -> bool:
-    """Returns whether `llguidance`, which nothing interrupts, takes long to find a number that is a multiple of all.
-
-    It tries digits until there is no remainder: seconds for a million remainders, hours for a hundred millions.
-    """
-    found = [fractions.Fraction(repr(one)) for one in multiples]
-    scale = math.lcm(*(one.denominator for one in found))
-    common = math.lcm(*(int(one * scale) for one in found))
-    digits = str(common).rstrip("0")
-    return common > _MOST_REMAINDERS and not (len(digits) < 4 and 10**9 % int(digits) == 0)
 
 
 def with_bounded_numbers(schema: Any) -> Any:

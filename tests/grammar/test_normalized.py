@@ -307,6 +307,15 @@ DEEP_CHOICES = functools.reduce(lambda inner, _: {"anyOf": [inner]}, range(460),
             {"multipleOf": 0.9973, "allOf": [{"multipleOf": 0.9967}]},
             "schema.multipleOf of 0.9973 and 0.9967 takes long",
         ),
+        ({"multipleOf": 9973, "anyOf": [{"multipleOf": 9967}]}, "schema.anyOf[0].multipleOf of 9973 and 9967 takes"),
+        (
+            {"allOf": [{"properties": {"a": {"multipleOf": one}}} for one in (9973, 9967)]},
+            "schema.properties.a.multipleOf of 9973 and 9967 takes long",
+        ),
+        (
+            {"items": {"multipleOf": 9973}, "oneOf": [{"items": {"anyOf": [{"multipleOf": 9967}]}}]},
+            "schema.oneOf[0].items.multipleOf of 9973 and 9967 takes long",
+        ),
     ],
 )
 def test_what_cannot_be_followed_is_named(schema, text):
@@ -316,8 +325,15 @@ def test_what_cannot_be_followed_is_named(schema, text):
 
 
 def test_multiples_of_many_numbers_are_followed():
-    for multiple, text in ((7, "21"), (3600, "7200"), (2_500_000, "5000000"), (0.01, "0.07"), (10**9, "0")):
+    for multiple, text in ((7, "21"), (3600, "7200"), (2_500_000, "5000000"), (0.01, "0.07"), (10**8, "0")):
         assert accepts({"type": "number", "multipleOf": multiple}, text)
+    # Listed values bound them, and for those of another type they say nothing.
+    assert accepts({"enum": [199999978], "multipleOf": 99999989}, "199999978")
+    assert accepts({"type": "string", "multipleOf": 99999989, "minimum": 1}, '"a"')
+    own = {"$defs": {"n": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]}}, "type": "object"}
+    shared = [{"properties": {"a": one}, "required": ["a"]} for one in ({"$ref": "#/$defs/n"}, {"type": "null"})]
+    with pytest.raises(ValueError, match="references lead to each other"):
+        Grammar.json_schema(own | {"allOf": shared})
 
 
 def test_unevaluated_properties_close_an_object_of_several_schemas():

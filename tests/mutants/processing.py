@@ -609,8 +609,8 @@ MUTANTS = (
     Mutant(
         "multiples that the library cannot write are no fault",
         "grammar/normalized.py",
-        "if multiples and is_unwritten(part | defined):",
-        "if multiples and not defined and is_unwritten({}):",
+        "if joined and is_unwritten(part | defined):",
+        "if joined and not defined and is_unwritten({}):",
         ("tests/grammar/test_normalized.py::test_what_cannot_be_followed_is_named",),
     ),
     Mutant(
@@ -622,9 +622,9 @@ MUTANTS = (
     ),
     Mutant(
         "multiples of round numbers are not looked for",
-        "grammar/schema.py",
-        "return common > _MOST_REMAINDERS and not (",
-        "return common > _MOST_REMAINDERS or not (",
+        "grammar/multiples.py",
+        "return common > _MOST_REMAINDERS and not is_round",
+        "return common > _MOST_REMAINDERS or not is_round",
         ("tests/grammar/test_normalized.py::test_multiples_of_many_numbers_are_followed",),
     ),
     Mutant(
@@ -633,5 +633,12 @@ MUTANTS = (
         "if len(forced) > _LONGEST:",
         "if len(forced) > 10**9:",
         ("tests/grammar/test_host.py::test_a_forced_text_without_end_is_followed",),
+    ),
+    Mutant(
+        "a choice's multiples are not joined with those around it",
+        "grammar/normalized.py",
+        "problem_of([*around.multiples, *found]",
+        "problem_of(found",
+        ("tests/grammar/test_normalized.py::test_what_cannot_be_followed_is_named",),
     ),
 )
