@@ -387,9 +387,14 @@ def _variables(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(given, dict):
         name = "chat_template_kwargs"
         raise ApiError(400, f"{name} must be an object, got {shown(given)}", param=name)
-    if own := [one for one in (*SET_HERE, "chat_template", "tokenize") if one in given]:
-        name = f"chat_template_kwargs.{own[0]}"
-        raise ApiError(400, f"{name} is no variable of the template; pass it as a separate field", param=name)
+    # Clients repeat these next to the template's own variables.
+    for own, default in (("add_generation_prompt", True), ("continue_final_message", False)):
+        if own in given and given[own] is values.get(own, default):
+            given = {name: value for name, value in given.items() if name != own}
+    if wrong := [one for one in (*SET_HERE, "chat_template", "tokenize") if one in given]:
+        name = f"chat_template_kwargs.{wrong[0]}"
+        instead = "pass it as a separate field" if wrong[0] in SET_HERE else "leave it out"
+        raise ApiError(400, f"{name} is no variable of the template; {instead}", param=name)
     if effort is None:
         return given
     if effort not in _EFFORTS:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from jaxspec.grammar import Grammar
+from jaxspec.serving import conversation
 from jaxspec.serving.errors import ApiError
 from jaxspec.serving.families import family_of, tags_of, unread_family
 from jaxspec.serving.fields import read_chat
@@ -88,6 +89,7 @@ WRONG = [
     ({"reasoning_effort": "extreme"}, "reasoning_effort"),
     ({"chat_template_kwargs": "x"}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs.add_generation_prompt"),
+    ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs.tokenize"),
     ({"thinking_token_budget": -2}, "thinking_token_budget"),
     ({"thinking_token_budget": True}, "thinking_token_budget"),
     ({"include_reasoning": 1}, "include_reasoning"),
@@ -108,6 +110,15 @@ def test_what_cannot_be_honored_names_its_field(body, param):
     with pytest.raises(ApiError) as found:
         read(**body)
     assert (found.value.status, found.value.param) == (400, param)
+
+
+def test_variables_that_repeat_fields_are_dropped():
+    repeated = {"add_generation_prompt": True, "continue_final_message": False, "enable_thinking": False}
+    assert conversation._variables({"chat_template_kwargs": repeated}) == {"enable_thinking": False}
+    own = {"add_generation_prompt": False, "chat_template_kwargs": {"add_generation_prompt": False}}
+    assert conversation._variables(own) == {}
+    with pytest.raises(ApiError, match="tokenize is no variable of the template; leave it out"):
+        conversation._variables({"chat_template_kwargs": {"tokenize": True}})
 
 
 # Schemas that clients send and no grammar follows, with the place that is named.
