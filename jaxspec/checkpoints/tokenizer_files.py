@@ -93,7 +93,8 @@ _CONFIG_SETTINGS: dict[str, Setting] = {
 }
 _MAP_SETTINGS: dict[str, Setting] = {
     **dict.fromkeys(
-        (f"{name}_token" for name in _SPECIAL), Setting("a token: a text, or an object with its content", _is_token)
+        (f"{name}_token" for name in _SPECIAL),
+        Setting("a token: a text, or an object with its content", _is_token).or_null(),
     ),
     **dict.fromkeys(_FURTHER, _CONFIG_SETTINGS[_FURTHER[0]]),
 }
@@ -116,7 +117,9 @@ def check_files(folder: Path, configs: Mapping[str, Mapping[str, Any]]) -> None:
         check_settings(configs.get(CONFIG, {}), _CONFIG_SETTINGS)
     with settings_of(folder / TEMPLATE, advice=DOWNLOAD_AGAIN):
         check_settings(configs.get(TEMPLATE, {}), {"chat_template": _CONFIG_SETTINGS["chat_template"]})
-    found = {name: read_json(folder / name) for name in (MAP, ADDED, FILE) if (folder / name).is_file()}
+    # With tokens in the configuration, transformers reads no older files.
+    older = (MAP, ADDED) if configs.get(CONFIG, {}).get("added_tokens_decoder") is None else ()
+    found = {name: read_json(folder / name) for name in (*older, FILE) if (folder / name).is_file()}
     with settings_of(folder / MAP, advice=DOWNLOAD_AGAIN):
         check_settings(found.get(MAP, {}), _MAP_SETTINGS)
     with settings_of(folder / ADDED, advice=DOWNLOAD_AGAIN):

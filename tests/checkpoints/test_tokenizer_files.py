@@ -99,6 +99,15 @@ def test_what_is_wrong_in_older_files(folder, name, text, message):
         Tokenizer.from_folder(folder)
 
 
+def test_older_files_may_have_nulls_and_are_not_read_next_to_newer_ones(folder):
+    (folder / "special_tokens_map.json").write_text('{"bos_token": null, "pad_token": null}')
+    before = Tokenizer.from_folder(folder)
+    _change(folder / "tokenizer_config.json", "added_tokens_decoder", {"0": {"content": "<|end|>"}})
+    (folder / "special_tokens_map.json").write_text('{"bos_token": 3}')
+    (folder / "added_tokens.json").write_text('{"<new>": "x"}')
+    assert Tokenizer.from_folder(folder).vocab_size == before.vocab_size
+
+
 def test_a_template_reads_each_special_token_that_has_a_name(folder):
     config = {"sep_token": "<|user|>", "extra_special_tokens": {"image_token": "<|tool|>"}}
     for key, value in (config | {"chat_template": "{{ sep_token }}{{ image_token }}{{ mask_token }}x"}).items():
