@@ -54,7 +54,7 @@ class Options:
     top_p: Annotated[float | None, typer.Option("--top-p", help="Pass logits and top_p= to the function.")] = None
     samples: Annotated[int, typer.Option(help="Maximum number of rounds per case, if sampled.")] = 10_000
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
-    page: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page with every case.")] = None
+    page: Annotated[str | None, typer.Option(metavar="FILE.html", help="Write a page with every case.")] = None
 
     def policy(self) -> dict[str, int | float]:
         """Returns the options of the policy that are set."""
@@ -82,7 +82,7 @@ def run(options: Options) -> None:
         samples=options.samples,
     )
     if options.page is not None:
-        options.page.write_text(page(report, options.function), encoding="utf-8")
+        Path(options.page).write_text(page(report, options.function), encoding="utf-8")
     typer.echo(report.to_json() if options.as_json else str(report))
     if not report.lossless:
         raise typer.Exit(_BIASED)

@@ -49,7 +49,13 @@ WRONG = {
         "--starts": ("x",),
         "-k": NO_NUMBER,
     },
-    "prove": {"--uniforms": NO_NUMBER, "--top-k": NO_NUMBER, "--samples": NO_NUMBER, "--kind": ("x", "")},
+    "prove": {
+        "--page": ("",),
+        "--uniforms": NO_NUMBER,
+        "--top-k": NO_NUMBER,
+        "--samples": NO_NUMBER,
+        "--kind": ("x", ""),
+    },
     "compile-report": {"--batch": NO_NUMBER, "--context": NO_NUMBER, "-k": NO_NUMBER},
 }
 # Those that are checked against the model.
@@ -97,7 +103,7 @@ def _refuses(option, *words):
 
 @pytest.mark.parametrize(("name", "option", "value"), CASES)
 def test_a_wrong_option_is_named(name, option, value):
-    _refuses(option, name, option, value, *(["hello"] if name == "generate" else []))
+    _refuses(option, name, option, value, *(["hello"] if name in ("generate", "prove") else []))
 
 
 @pytest.mark.slow
