@@ -97,17 +97,17 @@ class Handle:
         """Waits for the result.
 
         Args:
-          timeout: seconds to wait; `None` means without limit.
+          timeout: seconds to wait; `None` means without limit, and a number below 0 not to wait.
 
         Raises:
-          TypeError, ValueError: `timeout` is not a number of at least 0.
+          TypeError, ValueError: `timeout` is not a number, or larger than a thread can wait.
           TimeoutError: the result did not come in time, or the time limit of the request was over.
           CancelledError: the request was cancelled.
           Exception: that of the request, such as `FloatingPointError` if the model's logits are not finite.
         """
         if timeout is not None:
-            validate.in_range("result", timeout=(timeout, 0.0, threading.TIMEOUT_MAX))
-        if not self._end.wait(timeout):
+            validate.in_range("result", timeout=(timeout, -threading.TIMEOUT_MAX, threading.TIMEOUT_MAX))
+        if not self._end.wait(timeout and max(timeout, 0)):
             raise TimeoutError(f"the result did not come within {timeout} s")
         if self._error is not None:
             raise self._error

@@ -288,6 +288,8 @@ def test_wrong_requests_leave_the_engine_alone(engine, target):
         engine.prepare([{1: 2}])
     with pytest.raises(TypeError, match="timeout"):
         Handle(lambda: None).result(timeout="x")
+    with pytest.raises(TimeoutError):
+        Handle(lambda: None).result(timeout=-1.0)
     with pytest.raises(ValueError, match="prompt_share between 0.0 and 1.0, got 2.0"):
         jaxspec.Engine(target, "ngram", prompt_share=2.0)
     with pytest.raises(ValueError, match="prompt_share of Engine must be above 0"):
