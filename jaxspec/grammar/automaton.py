@@ -107,8 +107,8 @@ _BEFORE = b"\x00"
 # The largest automaton over bytes, and the longest time to build it. Some short expressions, such as
 # (a|b)*a(a|b){17}, have more states than there is memory for. States are counted so that all hosts decide alike.
 MOST_STATES, MOST_SECONDS = 2**16, 30.0
-# The last count of a repetition; each one makes a state.
-_COUNT = re.compile(r"(?<!\\)\{(?:\d+,)?(\d{5,10})\}")
+# The larger count of a repetition; each one makes a state.
+_COUNT = re.compile(r"(?<!\\)\{(?:\d+,)?(\d{5,10}),?\}")
 # The most states times classes of tokens, 4 bytes each, while the automaton over tokens is made.
 _MOST_CELLS = 2**28
 _BUILD = """
