@@ -56,6 +56,7 @@ def complete(engine: Engine, prompts: Iterable[Any], **options: Any) -> Iterator
     is_one = isinstance(prompts, str | bytes | Mapping) or getattr(prompts, "ndim", 1) == 0
     if is_one or not isinstance(prompts, Iterable):
         raise TypeError(f"prompts must be a list of texts or rows, got {type(prompts).__name__}; pass [prompt]")
+    _check_options(options)
     queued: collections.deque[Handle | BatchRequest | Exception] = collections.deque()
     rows, ahead = iter(prompts), _AHEAD * engine.slots
     if engine.most_waiting is not None:
@@ -114,16 +115,17 @@ def complete_file(
         >>> failed, len(answers.read_text().splitlines())
         (0, 1)
     """
+    _check_options(options)
     source, target = as_path("prompts", prompts), as_path("answers", answers)
     with reading(source, advice="write a JSON object a line, in UTF-8"):
         raw = source.read_bytes()
         lines = [line for line in decode_text(raw).split("\n") if line.strip()]
     if not lines:
         raise ValueError(f"{source} has no prompts; write a JSON object a line, such as {{'prompt': 'The sea'}}")
-    if target.exists() and (target.is_dir() or target.samefile(source)):
+    part = target.with_name(target.name + ".part")
+    if target.is_dir() or any(one.exists() and one.samefile(source) for one in (target, part)):
         raise ValueError(f"answers must be a separate file, got {target}; pass another name")
     said = {"prompts": sha256(raw), "options": sha256(json.dumps(options, sort_keys=True, default=repr).encode())}
-    part = target.with_name(target.name + ".part")
     with _alone(part):
         done = _resume(part, said, len(lines))
         report = progress or (lambda *_: None)
@@ -142,6 +144,11 @@ def complete_file(
     return sum(failed(answer) if is_batch(answer) else "error" in answer for answer in map(json.loads, done))
 
 
+def _check_options(options: Mapping[str, Any]) -> None:
+    if options.get("prompt_alternatives") is not None:
+        raise ValueError("prompt_alternatives are no part of a result; pass them to Engine.submit")
+
+
 def _submit(engine: Engine, row: Any, options: Mapping[str, Any]) -> Handle | BatchRequest | Exception:
     try:
         if isinstance(row, Exception):
@@ -154,8 +161,7 @@ def _submit(engine: Engine, row: Any, options: Mapping[str, Any]) -> Handle | Ba
         found = [given.pop(name) for name in ("prompt", "messages") if name in given]
         if len(found) != 1:
             raise ValueError(f"a row needs a prompt or messages, got {sorted(map(str, row))}")
-        if given.get("prompt_alternatives") is not None:
-            raise ValueError("prompt_alternatives are no part of a result; pass them to Engine.submit")
+        _check_options(given)
         refuse_unknown(given, [one for one in given if isinstance(one, str)], {})
         return engine.submit(found[0], **given)
     except _OF_REQUEST as error:
@@ -190,6 +196,15 @@ def _sealed(index: int, answer: str) -> bytes:
     return f"{zlib.crc32(f'{index} {answer}'.encode()):08x} {answer}\n".encode()
 
 
+def _is_unsealed(line: bytes, index: int) -> bool:
+    """Returns whether a line is an answer without a checksum, of this row or a request of a batch."""
+    try:
+        answer = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(answer, dict) and (is_batch(answer) or answer.get("index") == index)
+
+
 def _resume(part: Path, said: Mapping[str, str], count: int) -> list[str]:
     """Returns the answers of an interrupted run, at most `count`, and makes the file end with a whole line."""
     if not part.exists():
@@ -205,6 +220,11 @@ def _resume(part: Path, said: Mapping[str, str], count: int) -> list[str]:
         raise ValueError(
             f"{part} was begun with other prompts or options; repeat the call that began it, or delete the file"
         )
+    if sealed and all(map(_is_unsealed, sealed, itertools.count())):  # written by an earlier version
+        sealed = [_sealed(one, line.decode())[:-1] for one, line in enumerate(sealed)]
+        whole = b"".join(line + b"\n" for line in (head, *sealed))
+        write_text(part, whole.decode())
+        raw = whole
     answers = [one[9:].decode(errors="replace") for one in sealed]
     damaged = [one for one, line in enumerate(sealed) if _sealed(one, answers[one]) != line + b"\n"]
     if damaged or len(answers) > count:

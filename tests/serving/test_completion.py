@@ -99,6 +99,11 @@ def test_an_interrupted_run_goes_on(engine, source, tmp_path):
         part.write_bytes(damaged)
         with pytest.raises(ValueError, match="part is damaged in line [34]; delete that line and those after"):
             complete_file(engine, source, out, **OPTIONS)
+    head, *sealed = whole.splitlines(keepends=True)
+    part.write_bytes(head + b"".join(line[9:] for line in sealed))  # as earlier versions wrote it
+    with pytest.raises(KeyboardInterrupt):
+        complete_file(engine, source, out, progress=lambda *_: stop(2, 0, None), **OPTIONS)
+    assert part.read_bytes() == whole
     part.write_bytes(whole + b'{"index": 2, "te')  # cut off while it was written
     with pytest.raises(ValueError, match="other prompts or options"):
         complete_file(engine, source, out, temperature=0)
@@ -127,6 +132,14 @@ def test_prompts_are_not_replaced_by_their_answers(engine, source, tmp_path):
     for target in (source, tmp_path):
         with pytest.raises(ValueError, match="answers must be a separate file, got"):
             complete_file(engine, source, target, **OPTIONS)
+    beginning = source.rename(tmp_path / "answers.part")
+    with pytest.raises(ValueError, match="answers must be a separate file, got"):
+        complete_file(engine, beginning, tmp_path / "answers", **OPTIONS)
+    beginning.rename(source)
+    with pytest.raises(ValueError, match="prompt_alternatives are no part of a result"):
+        complete_file(engine, source, tmp_path / "answers", prompt_alternatives=2)
+    with pytest.raises(ValueError, match="prompt_alternatives are no part of a result"):
+        list(jaxspec.complete(engine, ["a"], prompt_alternatives=2))
     with pytest.raises(TypeError, match="progress of complete_file must be callable or None, got 3"):
         complete_file(engine, source, tmp_path / "answers", progress=3, **OPTIONS)
     assert source.read_bytes() == before and list(tmp_path.iterdir()) == [source]
