@@ -294,8 +294,8 @@ MUTANTS = (
     Mutant(
         "costs of one row are those of many",
         "drafters/adapt.py",
-        "return adapt(drafter, target, longest, batch=batch) if same else drafter",
-        "return drafter",
+        "    if not same:\n        return drafter",
+        "    if True:\n        return drafter",
         ("tests/drafters/test_adapt.py::test_costs_follow_the_number_of_rows_unless_they_are_the_user_s",),
     ),
     Mutant(
