@@ -62,7 +62,13 @@ MUTANTS = (
         (_PRODUCTS,),
     ),
     # These three need a processor with products of bytes, on which 16 bits are two of them.
-    Mutant("the upper bytes of 16 bits count half", _PRODUCT, "found[row] * 256 + low;", "found[row] * 128 + low;", (_PRODUCTS,)),
+    Mutant(
+        "the upper bytes of 16 bits count half",
+        _PRODUCT,
+        "found[row] * 256 + low;",
+        "found[row] * 128 + low;",
+        (_PRODUCTS,),
+    ),
     Mutant(
         "the upper bytes of 16 bits are taken for the lower ones too",
         _PRODUCT,
