@@ -49,11 +49,11 @@ def changed(name, folder, settings=(), tensors=None) -> pathlib.Path:
     return folder
 
 
-class NoNoise:
+class NoNoise(jaxspec.core.RoundKeys):
     """Random numbers of a round in which the draws are the most probable tokens."""
 
     def __init__(self, batch):
-        self.batch = batch
+        object.__setattr__(self, "batch", batch)
 
     def of_draft(self, index):
         return self

@@ -192,7 +192,7 @@ def test_requests_of_a_batch_have_answers_in_its_form(engine, tmp_path):
     assert [choice["text"] for choice in bodies[0]["choices"]] == [result.text for result in expected]
     assert bodies[0]["model"] == "m" and bodies[1]["object"] == "chat.completion" and len(bodies[1]["choices"]) == 2
     assert len(bodies[2]["choices"][0]["logprobs"]["tokens"]) == bodies[2]["usage"]["completion_tokens"]
-    assert [body["error"]["param"] for body in bodies[3:9]] == [None, "stream", "url", "method", None, None]
+    assert [body["error"]["param"] for body in bodies[3:9]] == ["temperature", "stream", "url", "method", None, None]
     echoed = bodies[9]["choices"][0]["logprobs"]["token_logprobs"]
     assert len(echoed) == bodies[9]["usage"]["total_tokens"] and echoed[0] is None and max(echoed[1:]) <= 0
     assert len(bodies[10]["prompt_logprobs"]) == bodies[10]["usage"]["prompt_tokens"]
