@@ -226,6 +226,7 @@ XLA_FFI_Error* Answer(XLA_FFI_CallFrame* frame) {
 }
 #define ANSWERS(name) XLA_FFI_Error* name(XLA_FFI_CallFrame* frame) { return Answer(frame); }
 ANSWERS(JaxspecProduct) ANSWERS(JaxspecAttention) ANSWERS(JaxspecStoredProduct) ANSWERS(JaxspecStoredRows)
+ANSWERS(JaxspecProductByExpert) ANSWERS(JaxspecStoredProductByExpert)
 ANSWERS(JaxspecPack) ANSWERS(JaxspecTileBytes) ANSWERS(JaxspecLanes)
 ANSWERS(JaxspecWarp) ANSWERS(JaxspecDraw) ANSWERS(JaxspecDrawNext) ANSWERS(JaxspecExcess)
 """
