@@ -106,7 +106,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     tokens = metadata.get(_KEY + "tokens")
     if not tokens:
         raise SettingError(_KEY + "tokens", "the metadata has no tokenizer; pass a file that has one")
-    if _KINDS.get(metadata.get(_KEY + "model")) is _sentencepiece:
+    if _KINDS.get(metadata.get(_KEY + "model", "")) is _sentencepiece:
         own: dict[str, Any] = {name: index for name, index in _SENTENCEPIECE_IDS.items() if index < len(tokens)}
         metadata = own | dict(metadata)
     _check_vocabulary(metadata, tokens)
