@@ -62,7 +62,7 @@ def summed_on_each(
       axes: the logical axes of each argument.
     """
     if AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types:
-        return function(*arguments)  # each device runs a model of its own
+        return function(*arguments)  # each device runs its own model
     return _LAYOUT.get().on_each(function, arguments, axes, like=0, add=True)
 
 

@@ -1,4 +1,4 @@
-"""Multiplies each row by the weight of its own expert, one of several, and reads only the experts that have rows.
+"""Multiplies each row by the weight of its expert, and reads only the experts that have rows.
 
 Rows are sorted by expert. On a CPU, blocks of a few rows of one expert are multiplied one after the other, all in the
 same way, so that the numbers of a row depend on no other row. TPUs and GPUs have `jax.lax.ragged_dot`.
