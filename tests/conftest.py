@@ -15,7 +15,7 @@ os.environ["JAXSPEC_PROGRAM_CACHE"] = "0"  # what tests replace in this process 
 import jax
 import pytest
 
-from tests._fixtures import fast_compiles, on_the_host, typecheck
+from tests._fixtures import fast_compiles, typecheck
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_traceback_in_locations_limit", 0)  # a seventeenth of the time goes into places of operations
@@ -28,7 +28,6 @@ if os.environ.get("JAXSPEC_CHECK_TYPES"):
 fast_compiles.install()
 fast_compiles.share_contexts()
 fast_compiles.make_arrays_on_the_host()
-on_the_host.install()
 fast_compiles.keep(pathlib.Path(__file__).parents[1] / ".jax_cache")
 # Tracing makes millions of small objects, few of them garbage: by default a fifteenth of the time goes into looking.
 gc.set_threshold(50_000, 20, 50)
