@@ -237,7 +237,9 @@ def _all_native(model: _Network) -> _Network:
     params = jax.tree.map_with_path(
         lambda path, x: FORMATS["native"].pack(x) if _is_router(path) else x, model.params, is_leaf=is_packed
     )
-    return dataclasses.replace(model, params=params, cache_type=NATIVE.get(model.cache_type, model.cache_type))
+    model = dataclasses.replace(model, params=params)
+    # A head without caches has no such field to replace.
+    return dataclasses.replace(model, cache_type=NATIVE[model.cache_type]) if model.cache_type in NATIVE else model
 
 
 # The conversions by name, for commands.
