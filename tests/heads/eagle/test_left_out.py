@@ -21,6 +21,14 @@ def steps(step, drafter, state, count):
     return state
 
 
+@jax.jit
+def pairs_after(tokens, places, cache):
+    """Returns the head's entries for the pairs at these places, read in one pass after those that its cache holds."""
+    output = TARGET(tokens, TARGET.init_cache(len(tokens), tokens.shape[1]), capture=HEAD.capture)
+    states, rows = HEAD.fuse(HEAD.features(TARGET, output.hidden)), jnp.arange(len(tokens))[:, None]
+    return HEAD(HEAD.embed(TARGET, tokens[rows, places + 1]), states[rows, places], cache)[1]
+
+
 def test_it_goes_on_after_text_that_it_has_not_seen():
     """The pairs since then are read as if they followed those from before, and only these can be continued."""
     step = jaxspec.jit_step()
@@ -42,24 +50,14 @@ def test_it_goes_on_after_text_that_it_has_not_seen():
     np.testing.assert_array_equal(kept.cache.length + kept.missing + kept.waiting, state.length - 1)
     np.testing.assert_array_equal(jaxspec.serving.held_tokens(AWAKE, state.cache, state.drafter_state), read)
 
-    output = TARGET(state.tokens, TARGET.init_cache(len(PROMPTS), 64), capture=HEAD.capture)
-    states, after = HEAD.fuse(HEAD.features(TARGET, output.hidden)), HEAD.embed(TARGET, state.tokens[:, 1:])
-    for row in range(len(PROMPTS)):
-        # The first pair after the gap is that of the last token of the round before the head woke.
-        first, fed = int(woke[row]) - 1, int(kept.cache.length[row] - read[row])
-        pairs = slice(first, first + fed)
-        cache = HEAD.init_cache(1, 64)
-        cache = dataclasses.replace(
-            cache,
-            keys=cache.keys.at[:, :, :, : kept.cache.keys.shape[3]].set(kept.cache.keys[:, row : row + 1]),
-            values=cache.values.at[:, :, :, : kept.cache.values.shape[3]].set(kept.cache.values[:, row : row + 1]),
-            length=read[row : row + 1],
-        )
-        _, entries = HEAD(after[row : row + 1, pairs], states[row : row + 1, pairs], cache)
-        old, own = slice(int(read[row])), slice(int(read[row]), int(read[row]) + fed)
-        np.testing.assert_array_equal(kept.cache.keys[:, row, :, old], before.cache.keys[:, row, :, old])
-        assert fed > 2
-        np.testing.assert_allclose(entries.keys[:, 0], kept.cache.keys[:, row, :, own], atol=1e-5)
+    # The first pair after the gap is that of the last token of the round before the head woke.
+    first, fed = np.asarray(woke) - 1, np.asarray(kept.cache.length - read)
+    assert (fed > 2).all()
+    entries = pairs_after(state.tokens, first[:, None] + np.arange(fed.max()), dataclasses.replace(kept.cache, length=read))
+    for row, (start, count) in enumerate(zip(np.asarray(read), fed, strict=True)):
+        held = kept.cache.keys[:, row]
+        np.testing.assert_array_equal(held[:, :, :start], before.cache.keys[:, row, :, :start])
+        np.testing.assert_allclose(entries.keys[:, row, :, :count], held[:, :, start : start + count], atol=1e-5)
 
     plain = jaxspec.generate(TARGET, None, jnp.asarray(PROMPTS), max_new_tokens=40)
     for row, (text, length) in enumerate(zip(state.tokens, state.length, strict=True)):
