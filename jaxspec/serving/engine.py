@@ -23,6 +23,7 @@ from jaxspec.serving.group import Group
 from jaxspec.serving.groups import Groups
 from jaxspec.serving.handle import CancelledError, Handle, QueueFullError
 from jaxspec.serving.job import Job
+from jaxspec.serving.memory import keep_freed_memory
 from jaxspec.serving.pace import Pace
 from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.prompt import Prompt
@@ -89,7 +90,7 @@ class Engine:
         kinds: Sequence[Mapping[str, Any]] = (),
         **options: Any,
     ) -> None:
-        """Loads the models, and starts the thread.
+        """Loads the models, and starts the thread. From then on, freed memory is kept (`keep_freed_memory`).
 
         Args:
           target: the target, as for `SpeculativeDecoder`.
@@ -134,6 +135,7 @@ class Engine:
         self._groups: Groups[Job] = Groups(
             self.slots, _ROUNDS, reuses=self._prefixes.keeps, changed=self._changed, idle=idle
         )
+        keep_freed_memory()
         self._thread = threading.Thread(target=self._run, name="jaxspec-engine", daemon=True)
         self._thread.start()
         try:
