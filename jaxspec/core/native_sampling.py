@@ -1,4 +1,4 @@
-"""Warps logits and draws tokens with native CPU kernels, for targets that have them.
+"""Warps and normalizes logits and draws tokens with native CPU kernels, for targets that have them.
 
 The kernels round as XLA does, so both give the same bits (`jaxspec/ops/native/sampling.cpp`). On other platforms and on
 meshes, and for other dtypes, XLA computes them.
@@ -13,13 +13,14 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int, Key
 
+from jaxspec.core import sums
 from jaxspec.core.compiler import samples_natively
 from jaxspec.core.leading import take_row
 from jaxspec.core.validate import to_int32
 from jaxspec.core.warpers import Warpers
 
 # The names of the kernels' handlers.
-WARP, DRAW = "JaxspecWarp", "JaxspecDraw"
+WARP, DRAW, LOG_SUM_EXP = "JaxspecWarp", "JaxspecDraw", "JaxspecLogSumExp"
 DRAW_NEXT, EXCESS = "JaxspecDrawNext", "JaxspecExcess"
 
 
@@ -46,6 +47,20 @@ def log_probs(
         return call(logits.reshape(result.shape), *each[:3], jnp.log(each[3])).reshape(logits.shape)
 
     return jax.lax.platform_dependent(logits, cpu=native, default=default)
+
+
+def log_sum_exp(logits: Float[Array, "*rows v"]) -> Float[Array, "*rows"]:
+    """Computes the log-sum-exp of each row, by the native kernel if possible."""
+    if not _takes(logits):
+        return sums.log_sum_exp(logits)
+
+    def native(logits):
+        rows = logits.shape[:-1]
+        result = jax.ShapeDtypeStruct((np.prod(rows, dtype=int),), jnp.float32)
+        call = jax.ffi.ffi_call(LOG_SUM_EXP, result, vmap_method="sequential")
+        return call(logits.reshape(*result.shape, -1)).reshape(rows)
+
+    return jax.lax.platform_dependent(logits, cpu=native, default=sums.log_sum_exp)
 
 
 def choose(

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxspec.core.native_sampling import log_sum_exp
 from jaxspec.core.prefill import Chunks
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.sums import log_sum_exp
 from jaxspec.core.typed import typed
 
 

@@ -25,6 +25,7 @@ from jaxspec.core.bit_exact import by_position, check_whole
 from jaxspec.core.compiler import traced_for
 from jaxspec.core.leading import count_leading
 from jaxspec.core.model import Model, ModelOutput, ResumableModel, check_entries
+from jaxspec.core.native_sampling import log_sum_exp
 from jaxspec.core.parts import argmax, parts_of
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
@@ -32,7 +33,6 @@ from jaxspec.core.results import Report, Reported, top
 from jaxspec.core.sampling import Sampling, one_hot_log
 from jaxspec.core.split_sampling import AtDrafts, Chain
 from jaxspec.core.state import Context, GenerationState, Proposal, RoundInfo, Verdict
-from jaxspec.core.sums import log_sum_exp
 from jaxspec.core.tree import ancestors, depths, verification_mask
 from jaxspec.decoding.commit import Verified, commit, widen
 from jaxspec.drafters import bounded

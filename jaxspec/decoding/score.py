@@ -12,11 +12,11 @@ from jaxspec.core import check_policy, processing, validate
 from jaxspec.core.bit_exact import as_bit_exact, by_position
 from jaxspec.core.compiler import traced_for
 from jaxspec.core.model import Cache, Model
+from jaxspec.core.native_sampling import log_sum_exp
 from jaxspec.core.prefill import after_chunk, before_chunk, in_chunks
 from jaxspec.core.programs import Kept
 from jaxspec.core.results import Scores
 from jaxspec.core.sampling import Greedy, Policy, spread
-from jaxspec.core.sums import log_sum_exp
 from jaxspec.core.validate import is_concrete, to_int32
 from jaxspec.decoding.options import StopTokens, TokenIds, as_array, check_target, stop_tokens_of
 from jaxspec.decoding.room import PerRow

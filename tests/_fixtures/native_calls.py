@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.core.native_sampling import DRAW, DRAW_NEXT, EXCESS, WARP
+from jaxspec.core.native_sampling import DRAW, DRAW_NEXT, EXCESS, LOG_SUM_EXP, WARP
 from jaxspec.ops.experts import project_by_expert
 from jaxspec.ops.native.build import ATTENTION, PRODUCT, PRODUCT_BY_EXPERT, STORED_PRODUCT, STORED_ROWS
 from jaxspec.ops.stored import BLOCKS, StoredWeight
@@ -147,6 +147,12 @@ def warp(logits, *, temperature=0.7, top_k=0, top_p=0.9, min_p=0.0, shapes=None)
     return np.asarray(jax.jit(run)(logits, *rows))
 
 
+def normalizers(logits, result=None):
+    """The kernel's log-sum-exp of rows of logits."""
+    run = jax.ffi.ffi_call(LOG_SUM_EXP, jax.ShapeDtypeStruct(result or logits.shape[:1], jnp.float32))
+    return np.asarray(jax.jit(run)(logits))
+
+
 def wrong_warp(case):
     """Makes an invalid call of warpers."""
     return warp(jnp.ones(case.get("logits", (3, 70))), shapes=case)
@@ -204,6 +210,7 @@ def odd_sampling(rows, count):
         for options in WARPERS:
             log_probs = jnp.asarray(warp(jnp.asarray(one), **options))
             if count:
+                normalizers(log_probs)
                 drawn(log_probs, keys)
                 drawn(log_probs, keys, np.arange(count)[::-1] * 3, places=3 * count, partitionable=False)
 

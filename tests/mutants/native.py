@@ -21,6 +21,13 @@ MUTANTS = (
         (f"{_SAMPLING}::test_drafts_are_drawn_with_the_noise_of_jax[False-round-True]",),
     ),
     Mutant(
+        "a native sum of exponentials is relative to no maximum",
+        "ops/native/sampling.cpp",
+        "return maximum + Log(sum.End().first);",
+        "return Log(sum.End().first);",
+        (f"{_SAMPLING}::test_sums_of_exponentials_have_the_bits_of_xla[310]",),
+    ),
+    Mutant(
         "native kernels draw all drafts of a round with one key",
         "core/random.py",
         "_fold_offsets(self._drafts(), offsets[None])",

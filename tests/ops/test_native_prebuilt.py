@@ -228,7 +228,7 @@ XLA_FFI_Error* Answer(XLA_FFI_CallFrame* frame) {
 ANSWERS(JaxspecProduct) ANSWERS(JaxspecAttention) ANSWERS(JaxspecStoredProduct) ANSWERS(JaxspecStoredRows)
 ANSWERS(JaxspecProductByExpert) ANSWERS(JaxspecStoredProductByExpert)
 ANSWERS(JaxspecPack) ANSWERS(JaxspecTileBytes) ANSWERS(JaxspecLanes)
-ANSWERS(JaxspecWarp) ANSWERS(JaxspecDraw) ANSWERS(JaxspecDrawNext) ANSWERS(JaxspecExcess)
+ANSWERS(JaxspecWarp) ANSWERS(JaxspecLogSumExp) ANSWERS(JaxspecDraw) ANSWERS(JaxspecDrawNext) ANSWERS(JaxspecExcess)
 """
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 
-from jaxspec.core.native_sampling import DRAW, DRAW_NEXT, EXCESS, WARP
+from jaxspec.core.native_sampling import DRAW, DRAW_NEXT, EXCESS, LOG_SUM_EXP, WARP
 from jaxspec.io.cache import cache_root
 from jaxspec.ops.native.library import (
     NoCompilerError as NoCompilerError,
@@ -33,7 +33,7 @@ PRODUCT, ATTENTION = "JaxspecProduct", "JaxspecAttention"
 STORED_PRODUCT, STORED_ROWS = "JaxspecStoredProduct", "JaxspecStoredRows"
 PRODUCT_BY_EXPERT, STORED_PRODUCT_BY_EXPERT = "JaxspecProductByExpert", "JaxspecStoredProductByExpert"
 _PRODUCTS = (PRODUCT, STORED_PRODUCT, STORED_ROWS, PRODUCT_BY_EXPERT, STORED_PRODUCT_BY_EXPERT)
-_HANDLERS = (*_PRODUCTS, ATTENTION, WARP, DRAW, DRAW_NEXT, EXCESS)
+_HANDLERS = (*_PRODUCTS, ATTENTION, WARP, LOG_SUM_EXP, DRAW, DRAW_NEXT, EXCESS)
 # The library's functions, and their return types.
 _FUNCTIONS = {"JaxspecPack": ctypes.c_int64, "JaxspecTileBytes": ctypes.c_int64, "JaxspecLanes": ctypes.c_int64}
 _HERE = Path(__file__).parent

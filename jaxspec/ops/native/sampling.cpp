@@ -250,6 +250,19 @@ void WarpRow(const float* logits, int64_t count, const Parameters& given, float*
   for (; i < count; ++i) out[i] = row.scaled[i] >= lowest ? row.scaled[i] - normalizer : -kInfinity;
 }
 
+// The logarithm of the sum of the exponentials of one row; NaN if its maximum is not finite.
+float LogSumExp(const float* logits, int64_t count) {
+  const float maximum = Highest(logits, count).score;
+  if (!std::isfinite(maximum)) return kNaN;
+  thread_local std::vector<float> memory;
+  const int64_t lanes = OrderedSum::LanesOf(count);
+  memory.resize(2 * lanes);
+  OrderedSum sum(lanes, memory.data());
+  sum.Begin();
+  for (int64_t i = 0; i < count; i += kLanes) sum.Add(i, Exp(ReadUpTo(logits, i, count) - maximum));
+  return maximum + Log(sum.End().first);
+}
+
 // The log-probabilities of one row.
 struct Plain {
   const float* log_probs;
@@ -423,6 +436,17 @@ ffi::Error WarpCall(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> logits, ffi::B
   return ffi::Error::Success();
 }
 
+ffi::Error LogSumExpCall(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> logits, ffi::ResultBufferR1<ffi::F32> out) {
+  const int64_t rows = logits.dimensions()[0], count = logits.dimensions()[1];
+  if (!HasShape(*out, {rows}) || count == 0) {
+    return ffi::Error::InvalidArgument("expected logits [rows, v] and a result [rows]");
+  }
+  const float* from = logits.typed_data();
+  float* to = out->typed_data();
+  Share(pool, rows, [=](int64_t row) { to[row] = LogSumExp(from + row * count, count); });
+  return ffi::Error::Success();
+}
+
 ffi::Error DrawCall(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> log_probs, ffi::BufferR2<ffi::U32> keys,
                     ffi::BufferR1<ffi::S32> ids, ffi::ResultBufferR1<ffi::S32> out, int64_t places,
                     bool partitionable) {
@@ -514,6 +538,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxspecWarp, WarpCall,
                                   .Arg<ffi::BufferR1<ffi::F32>>()
                                   .Arg<ffi::BufferR1<ffi::F32>>()
                                   .Ret<ffi::BufferR2<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxspecLogSumExp, LogSumExpCall,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::BufferR2<ffi::F32>>()
+                                  .Ret<ffi::BufferR1<ffi::F32>>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxspecDraw, DrawCall,
                               ffi::Ffi::Bind()

@@ -53,7 +53,9 @@ def test_it_goes_on_after_text_that_it_has_not_seen():
     # The first pair after the gap is that of the last token of the round before the head woke.
     first, fed = np.asarray(woke) - 1, np.asarray(kept.cache.length - read)
     assert (fed > 2).all()
-    entries = pairs_after(state.tokens, first[:, None] + np.arange(fed.max()), dataclasses.replace(kept.cache, length=read))
+    entries = pairs_after(
+        state.tokens, first[:, None] + np.arange(fed.max()), dataclasses.replace(kept.cache, length=read)
+    )
     for row, (start, count) in enumerate(zip(np.asarray(read), fed, strict=True)):
         held = kept.cache.keys[:, row]
         np.testing.assert_array_equal(held[:, :, :start], before.cache.keys[:, row, :, :start])
