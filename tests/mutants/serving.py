@@ -23,6 +23,20 @@ def _put(change: str) -> str:
 
 MUTANTS = (
     Mutant(
+        "compilations on other processes count as hangs",
+        "serving/liveness.py",
+        "return self._clock() - sum(one.compiled for one in self._processes.values())",
+        "return self._clock()",
+        ("tests/serving/test_liveness.py::test_compilations_do_not_count",),
+    ),
+    Mutant(
+        "a process without the secret takes part",
+        "serving/wire.py",
+        'if hmac.compare_digest(proof, _proof(secret, "other", own, said)):',
+        "if True:",
+        ("tests/serving/test_wire.py::test_who_replays_a_proof_is_refused",),
+    ),
+    Mutant(
         "rows that moved are looked for in their old slots",
         "serving/group.py",
         "self.live = dict(enumerate(self.live.values()))",
