@@ -3,14 +3,17 @@
 import contextlib
 import dataclasses
 import os
+import signal
 import socket
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxspec.cli.help import Help
 from jaxspec.cli.options import DEFAULT_MODEL, DrafterOption, DtypeOption, KernelsOption, LengthOption, ModelOption
+from jaxspec.cli.processes import PROCESSES, Processes
 
 if TYPE_CHECKING:
     from jaxspec.serving.engine import Engine
@@ -28,6 +31,7 @@ HELP = Help(
         "Model": ("model", "dtype", "float16_cache", "kernels"),
         "Speculation": ("drafter", "k"),
         "Engine": ("slots", "capacity", "most_waiting", "timeout"),
+        **PROCESSES,
     },
 )
 
@@ -56,6 +60,7 @@ class Options:
     timeout: Annotated[
         float | None, typer.Option(metavar="S", min=0, help="Drop a request after S seconds.  [default: never]")
     ] = None
+    processes: Processes = dataclasses.field(default_factory=Processes)
 
 
 def run(options: Options) -> None:
@@ -67,6 +72,18 @@ def run(options: Options) -> None:
     except ImportError as error:
         raise ImportError(f"jaxspec serve needs {error.name}, which is not installed; run {_INSTALL}") from error
 
+    with options.processes.joined():
+        options.processes.check_same(dataclasses.replace(options, processes=Processes()), 0)
+        if options.processes.first:
+            _serve(options, uvicorn, build_app)
+            return
+        for word in (signal.SIGINT, signal.SIGTERM):  # the first process answers running requests before it ends
+            signal.signal(word, signal.SIG_IGN)
+        with _engine(options) as engine:
+            engine.follow()
+
+
+def _serve(options: Options, uvicorn: Any, build_app: Callable[..., Any]) -> None:
     name = options.name or os.path.basename(options.model.rstrip("/")) or options.model
     key = os.environ.get(_KEY) or None
     with contextlib.closing(_listen(options.host, options.port)) as listening, _engine(options) as engine:
@@ -104,9 +121,10 @@ def _engine(options: Options) -> "Engine":
     from jaxspec.text.names import has_weights, load_drafter
 
     use_by_default()
-    target = load(options.model, dtype=options.dtype, weights=weights_for(options.kernels))
+    mesh = options.processes.make_mesh()
+    target = load(options.model, dtype=options.dtype, mesh=mesh, weights=weights_for(options.kernels))
     target = KERNELS[options.kernels](quantize_cache(target, "float16") if options.float16_cache else target)
-    weighted: dict[str, Any] = {"dtype": options.dtype} if has_weights(options.drafter) else {}
+    weighted: dict[str, Any] = {"dtype": options.dtype, "mesh": mesh} if has_weights(options.drafter) else {}
     drafter = load_drafter(options.drafter, target, target_name=options.model, k=options.k, **weighted)
     return Engine(target, drafter, slots=options.slots, capacity=options.capacity, most_waiting=options.most_waiting)
 

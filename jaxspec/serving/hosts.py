@@ -85,6 +85,19 @@ class _Side:
 
         threading.Thread(target=run, name=_THREAD, daemon=True).start()
 
+    def wait_for_loss(self, seconds: float) -> None:
+        """Waits for the reason of an error of a device, which is likely to be the loss of a process.
+
+        Raises:
+          RuntimeError: a process is lost.
+        """
+        self._over.wait(seconds)
+        self._check()
+
+    def _check(self) -> None:
+        if self._over.is_set():
+            raise RuntimeError(f"the run on several processes has ended: {self.reason or 'it is closed'}")
+
     def _lose(self, reason: str) -> None:
         """Ends the run; only the first reason counts."""
         with self._lock:
@@ -177,15 +190,6 @@ class Leader(_Side):
             self._changed.wait_for(lambda: self._over.is_set() or not any(one <= number for one in self._said))
         self._check()
 
-    def wait_for_loss(self, seconds: float) -> None:
-        """Waits for the reason of an error of a device, which is likely to be the loss of a process.
-
-        Raises:
-          RuntimeError: a process is lost.
-        """
-        self._over.wait(seconds)
-        self._check()
-
     def close(self, error: str | None = None) -> None:
         """Ends the run without loss; with an error, the others raise it."""
         with self._lock:
@@ -196,10 +200,6 @@ class Leader(_Side):
             with contextlib.suppress(OSError):
                 connection.send({"end": error})
         self._hang_up()
-
-    def _check(self) -> None:
-        if self._over.is_set():
-            raise RuntimeError(f"the run on several processes has ended: {self.reason or 'it is closed'}")
 
     def _listen(self, other: int) -> None:
         try:

@@ -10,10 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+import jax
+
 # Seconds between signs of life, and the number of them that may be missing.
 BEAT_SECONDS, MOST_MISSED = 5.0, 3
 # Seconds that a command may take, compilations not included.
 COMMAND_SECONDS = 15.0
+# The beginning of the names of JAX's events while it traces and compiles.
+_COMPILES = "/jax/core/compile/"
 
 
 @dataclasses.dataclass
@@ -129,3 +133,39 @@ class Liveness:
     def _now(self) -> float:
         """Returns a time that stands still while any process compiles."""
         return self._clock() - sum(one.compiled for one in self._processes.values())
+
+
+class CompileTime:
+    """Measures the time in which any thread of this process traces or compiles.
+
+    Example:
+        >>> from jaxspec.serving.liveness import CompileTime
+        >>> measured = CompileTime()
+        >>> _ = jax.jit(lambda x: x + 1.25)(jnp.ones(3))
+        >>> measured.seconds() > 0
+        True
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begins at 0; `clock` returns seconds."""
+        self._clock, self._lock = clock, threading.Lock()
+        self._running, self._began, self._seconds = 0, 0.0, 0.0
+        # The first is called at the beginning of a phase, the second at its end.
+        jax.monitoring.register_scalar_listener(lambda event, value, **_: self.add(event, 1))
+        jax.monitoring.register_event_duration_secs_listener(lambda event, duration_secs, **_: self.add(event, -1))
+
+    def add(self, event: str, number: int) -> None:
+        """Records that a phase begins (1) or ends (-1)."""
+        if not event.startswith(_COMPILES):
+            return
+        with self._lock:
+            before, self._running = self._running, max(0, self._running + number)
+            if before == 0 and self._running:
+                self._began = self._clock()
+            elif before and not self._running:
+                self._seconds += self._clock() - self._began
+
+    def seconds(self) -> float:
+        """Returns the seconds so far, those of an unfinished phase included."""
+        with self._lock:
+            return self._seconds + (self._clock() - self._began if self._running else 0.0)

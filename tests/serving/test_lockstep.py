@@ -1,0 +1,136 @@
+"""One engine over several processes: they have the tokens of one, and end together if one of them is lost."""
+
+import dataclasses
+import json
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.serving.hosts import LOST_STATUS
+from jaxspec.serving.lockstep import decoded, encoded
+from jaxspec.testing.random_models import wide_transformer
+from tests._fixtures import serving_worker, text_models
+from tests._fixtures.processes import errors, started, wait_for
+
+# A busy machine takes its time to end a process.
+STATED, SLACK = 20, 20
+
+
+def save_model(folder):
+    tokenizer = text_models.byte_level()
+    model = dataclasses.replace(wide_transformer(0, vocab=tokenizer.vocab_size), tokenizer=tokenizer)
+    jaxspec.save(model, folder / "model")
+
+
+def workers(folder, count, what, requests=0):
+    save_model(folder)
+    module = ("-m", "tests._fixtures.serving_worker")
+    return started(folder, count, lambda at, who: [*module, at, str(count), str(who), str(folder), what, str(requests)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_same_tokens_as_one_process(tmp_path, count):
+    requests = 10
+    with workers(tmp_path, count, "end", requests) as processes:
+        for process in processes:
+            process.communicate()
+    assert [process.returncode for process in processes] == [0] * count, errors(tmp_path, count)
+    with serving_worker.engine_of(tmp_path, None) as engine:
+        expected = serving_worker.decode(engine, requests)
+    assert json.loads((tmp_path / "found.json").read_text()) == expected
+    assert int((tmp_path / "reused").read_text()) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "victim", "word", "reason"),
+    [
+        ("go on", 1, signal.SIGKILL, r"process 1 \(.*\) has ended, or closed its connection"),
+        ("go on", 0, signal.SIGKILL, "process 0 has ended, or closed its connection"),
+        ("go on", 1, signal.SIGSTOP, r"process 1 \(.*\) has been silent for 1\d s"),
+        ("go on", 0, signal.SIGSTOP, "process 0 has been silent for 1\\d s"),
+        ("hang", 1, None, r"process 1 \(.*\) hangs: it has not completed command \d+ \(advance\) within 15 s"),
+    ],
+    ids=["killed", "first killed", "stopped", "first stopped", "hangs"],
+)
+def test_a_lost_process_ends_the_others(tmp_path, what, victim, word, reason):
+    with workers(tmp_path, 2, what) as processes:
+        wait_for(processes[0], "ready")
+        began = time.monotonic()
+        if word is not None:
+            processes[victim].send_signal(word)
+        other = processes[1 - victim]
+        other.stdout.close()
+        status = other.wait(STATED + SLACK)
+        seconds = time.monotonic() - began
+    said = (tmp_path / f"stderr-{1 - victim}").read_text()
+    assert re.search(f"error: the run on several processes ends: {reason}", said), said
+    assert status == LOST_STATUS
+    assert seconds < STATED + SLACK
+
+
+def completing(folder, answers):
+    """`jaxspec complete` in two processes, after `workers` has saved the model."""
+    (folder / "run.py").write_text(
+        "import jax\n"
+        "jax.config.update('jax_num_cpu_devices', 2)\n"
+        "jax.config.update('jax_disable_most_optimizations', True)\n"
+        "from jaxspec.cli import main\n"
+        "main()\n"
+    )
+    words = ("complete", "prompts.jsonl", "-o", answers, "-m", "model", "-d", "ngram", "-t", "0", "--slots", "2")
+
+    def command(coordinator, process):
+        place = ("--coordinator", coordinator, "--num-processes", "2", "--process-id", str(process))
+        return [str(folder / "run.py"), *words, "--capacity", "64", *place]
+
+    return started(folder, 2, command)
+
+
+@pytest.mark.slow
+def test_a_file_is_completed_from_where_a_lost_process_ended_it(tmp_path):
+    save_model(tmp_path)
+    rows = [{"prompt": text, "max_new_tokens": 30} for text in ("the sea", "a", "hello", "one two") * 20]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    part = tmp_path / "answers.jsonl.part"
+    with completing(tmp_path, "answers.jsonl") as processes:
+        while not part.exists() or part.read_bytes().count(b"\n") < 4:
+            assert processes[0].poll() is None, errors(tmp_path, 2)
+            time.sleep(0.01)
+        processes[1].kill()
+        assert processes[0].wait(STATED + SLACK) == LOST_STATUS
+    written = part.read_bytes().count(b"\n")
+    assert 4 <= written < len(rows)
+    with completing(tmp_path, "answers.jsonl") as processes:
+        printed = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors(tmp_path, 2)
+    assert printed[1] == "" and f"{len(rows)} of {len(rows)} prompts" in (tmp_path / "stderr-0").read_text()
+    found = [json.loads(line)["token_ids"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    with jaxspec.Engine(tmp_path / "model", "ngram", slots=2, capacity=64) as engine:
+        expected = [one.token_ids for one in jaxspec.complete(engine, rows, temperature=0)]
+    assert found == [list(ids) for ids in expected]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 3, 0.1 + 0.2, "ü", (), [], (1, [2, (3,)]), {5: -1.5, "a": {"b": [None]}}, {"pairs": [[1]]}],
+    ids=str,
+)
+def test_options_arrive_as_they_are(value):
+    found = decoded(json.loads(json.dumps(encoded("it", value))))
+    assert found == value and type(found) is type(value)
+
+
+def test_options_of_numpy_arrive_as_pythons():
+    assert decoded(encoded("it", np.asarray([1, 2]))) == [1, 2]
+    assert decoded(encoded("it", np.int64(3))) == 3
+
+
+def test_an_object_is_not_sent():
+    with pytest.raises(TypeError, match=r"processors of submit cannot be sent to other processes as object; pass numb"):
+        encoded("processors of submit", [object()])
