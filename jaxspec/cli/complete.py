@@ -10,7 +10,7 @@ import typer
 from jaxspec.cli.generate import HELP as GENERATE, Decoding
 from jaxspec.cli.help import Help
 from jaxspec.cli.options import DEFAULT_MODEL, DrafterOption, DtypeOption, KernelsOption, LengthOption, ModelOption
-from jaxspec.cli.processes import PROCESSES, Processes
+from jaxspec.cli.processes import PROCESSES, DeadlineOption, Processes
 
 if TYPE_CHECKING:
     from jaxspec.serving.completion import Outcome
@@ -23,7 +23,7 @@ HELP = Help(
     {
         "Files": ("out",),
         "Models": ("model", "drafter", "k", "dtype", "kernels"),
-        "Engine": ("slots", "capacity", "prediction"),
+        "Engine": ("slots", "capacity", "prediction", "deadline"),
         **{title: GENERATE.groups[title] for title in _DECODING},
         **PROCESSES,
     },
@@ -52,6 +52,7 @@ class Options:
         int | None,
         typer.Option(metavar="N", min=1, help="Tokens that a row has room for.  [default: the context, at most 1024]"),
     ] = None
+    deadline: DeadlineOption = None
     decoding: Decoding = dataclasses.field(default_factory=Decoding)
     processes: Processes = dataclasses.field(default_factory=Processes)
 
@@ -88,7 +89,10 @@ def _run(options: Options) -> None:
         batch=options.slots,
         **weighted,
     )
-    with Engine(target, drafter, slots=options.slots, capacity=options.capacity, prompt_share=1.0) as engine:
+    sizes: dict[str, Any] = {"slots": options.slots, "capacity": options.capacity}
+    if options.deadline is not None:
+        sizes["deadline"] = options.deadline
+    with Engine(target, drafter, prompt_share=1.0, **sizes) as engine:
         if not options.processes.first:
             engine.follow()
             return

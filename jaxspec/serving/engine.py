@@ -146,6 +146,7 @@ class Engine:
         )
         keep_freed_memory()
         self._thread = threading.Thread(target=self._run, name="jaxspec-engine", daemon=True)
+        self._first: Callable[[], bool] = lambda: False
         if self._steps.follows:
             return
         self._thread.start()

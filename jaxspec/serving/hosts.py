@@ -10,7 +10,6 @@ import contextlib
 import os
 import queue
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -47,7 +46,7 @@ class Command(NamedTuple):
 
 def exit_lost(reason: str) -> None:
     """Ends this process at once: a thread may wait for ever on a device, which no exception reaches."""
-    sys.stderr.flush()
+    # First, since JAX ends processes without its coordinator too, by a message that names none.
     os.write(2, f"error: the run on several processes ends: {reason}\n".encode())
     os._exit(LOST_STATUS)
 
@@ -80,7 +79,12 @@ class _Side:
         """Looks each second, in a thread."""
 
         def run() -> None:
+            before = self._clock()
             while not self._over.wait(_LOOK_SECONDS):
+                now = self._clock()
+                if (pause := now - before - _LOOK_SECONDS) > BEAT_SECONDS:
+                    self._alive.excuse(pause)
+                before = now
                 self.look()
 
         threading.Thread(target=run, name=_THREAD, daemon=True).start()
@@ -107,6 +111,7 @@ class _Side:
             self._over.set()
         self._part(reason)
         self._end(reason)
+        self._wake()
 
     def _beat(self) -> None:
         raise NotImplementedError
@@ -115,7 +120,10 @@ class _Side:
         """Records what this process knows of its own progress."""
 
     def _part(self, reason: str) -> None:
-        """Tells the others, and wakes threads that wait."""
+        """Sends the reason to the others, if this is the first process."""
+
+    def _wake(self) -> None:
+        """Wakes threads that wait, if this process has not ended."""
         raise NotImplementedError
 
 
@@ -246,9 +254,11 @@ class Leader(_Side):
         for connection in self._connections.values():
             with contextlib.suppress(OSError):
                 connection.try_send({"lost": reason})
+        self._hang_up()
+
+    def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
-        self._hang_up()
 
     def _hang_up(self) -> None:
         """Closes the connections after the others have: what they have not read yet might not arrive otherwise."""
@@ -339,7 +349,7 @@ class Follower(_Side):
         with contextlib.suppress(OSError):
             self._connection.try_send({"begun": self._begun, "compiled": self._compiled()})
 
-    def _part(self, reason: str) -> None:
+    def _wake(self) -> None:
         self._commands.put(None)
         self._connection.close()
 

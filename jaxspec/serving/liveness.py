@@ -106,6 +106,14 @@ class Liveness:
                 least = min(each.done for each in self._processes.values())
                 self._sent = {number: what for number, what in self._sent.items() if number > least}
 
+    def excuse(self, seconds: float) -> None:
+        """Adds time for all, as this process was stopped itself, and has not heard what they sent."""
+        with self._lock:
+            for one in self._processes.values():
+                one.since += seconds
+                if one.heard is not None:
+                    one.heard += seconds
+
     def lost(self) -> str | None:
         """Returns which process is lost and why; `None` if there is none."""
         with self._lock:

@@ -92,7 +92,8 @@ class _Calls:
         arguments = request.arguments
         prompt = Prompt(job, arguments, request.prompts[0], salt=salt, alternatives=alternatives)
         self.things[number] = prompt
-        return prompt, (str(kind_of(arguments)), [*map(_local, jax.tree.leaves(arguments.rows))], prompt.left)
+        shapes = str(cast("tuple[Any, Any]", kind_of(arguments))[1])
+        return prompt, (shapes, [*map(_local, jax.tree.leaves(arguments.rows))], prompt.left)
 
     def reuse(self, prompt: int, prefix: int, chunks: int) -> Any:
         self.things[prompt].reuse(self.things[prefix], chunks)

@@ -104,7 +104,8 @@ def join(
     If a process dies, is stopped, becomes unreachable or fails, JAX terminates the others with an error message and a
     nonzero status. This happens within `timeout` plus ten seconds, regardless of what they are doing. It also happens
     to processes that finish that much earlier than the last one. A process that is alive but never makes its next call
-    is not detected. A termination signal ends a process, as usual; by default, JAX would only take note of it.
+    is not detected, except by an `Engine`, which also ends its processes earlier. A termination signal ends a process,
+    as usual; by default, JAX would only take note of it.
     JAX's collectives on CPUs also fail if a process makes its first one half a minute before another process does, and
     print a line for each connection.
 

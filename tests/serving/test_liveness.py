@@ -34,6 +34,16 @@ def test_three_missed_signs_of_life_are_a_loss():
     )
 
 
+def test_time_in_which_this_process_stood_still_does_not_count():
+    run = Run()
+    run.alive.sent(1, "feed")
+    run.now = 60.0
+    run.alive.excuse(50.0)
+    assert run.alive.lost() is None
+    run.now = 65.0
+    assert "has been silent for 15 s" in run.alive.lost()
+
+
 @pytest.mark.parametrize(
     ("progress", "named"),
     [
