@@ -83,7 +83,7 @@ class _Calls:
         result, read = getattr(self, name)(*arguments)
         return result, hashlib.sha256(b"".join(describe(read))).hexdigest()[:16]
 
-    def lengths(self, given: list[tuple[int, Any]]) -> Any:
+    def lengths(self, given: list[Any]) -> Any:
         self._drafters = {width: _with_lengths(self._decoder.drafter, one) for width, one in given}
         return None, [self._drafters[width] for width, _ in given]
 
@@ -258,6 +258,7 @@ class Following(Steps[_Job]):
 
     def __init__(self, follower: Follower, decoder: SpeculativeDecoder, slots: int, rounds: int) -> None:
         self._follower, self._sizes = follower, (decoder, slots, rounds)
+        self._calls: _Calls | None = None
 
     def check(self, request: TextRequest, options: dict[str, object]) -> object:
         raise RuntimeError(
@@ -266,9 +267,8 @@ class Following(Steps[_Job]):
         )
 
     def follow(self, request_of: Callable[[list[int], dict[str, Any], bool], TextRequest]) -> None:
-        calls = _Calls(
-            *self._sizes, lambda ids, options, seeded: (None, request_of(ids, _all_decoded(options), seeded), None)
-        )
+        asked = lambda ids, options, seeded: (None, request_of(ids, _all_decoded(options), seeded), None)  # noqa: E731
+        calls = self._calls = _Calls(*self._sizes, asked)
         for number, name, arguments in self._follower:
             try:
                 _, read = calls(name, arguments)

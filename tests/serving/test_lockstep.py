@@ -4,6 +4,8 @@ import dataclasses
 import json
 import re
 import signal
+import socket
+import threading
 import time
 import urllib.request
 
@@ -11,12 +13,19 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.serving.hosts import LOST_STATUS
-from jaxspec.serving.lockstep import decoded, encoded
+from jaxspec.serving.group import Group
+from jaxspec.serving.hosts import LOST_STATUS, Follower, Leader
+from jaxspec.serving.lockstep import Following, Leading, decoded, encoded
+from jaxspec.serving.prefixes import Prefix
+from jaxspec.serving.wire import Connection
 from jaxspec.testing.random_models import wide_transformer
 from tests._fixtures import serving_worker, text_models
+from tests._fixtures.chunked import chunked
 from tests._fixtures.processes import errors, started, wait_for
 
+CAPACITY = 64  # those of other tests, whose programs are known
+LONG = "the sea is wide and the sea is deep, hello world"
+LINES = (LONG, "a", LONG + " one", "hello, hello there", LONG)
 # A busy machine takes its time to end a process.
 STATED, SLACK = 20, 20
 # The first process is JAX's coordinator too, whose loss JAX may be the first to notice.
@@ -144,6 +153,72 @@ def test_a_server_over_two_processes_answers_and_stops(tmp_path):
     with jaxspec.Engine(tmp_path / "model", "ngram", slots=2, capacity=64) as engine:
         expected = engine.submit("the sea", max_new_tokens=20, temperature=0, stop_tokens=()).result()
     assert found == expected.text
+
+
+class Pair:
+    """Two engines of this process, of which the second follows the first over a socket."""
+
+    def __init__(self, monkeypatch, target):
+        one, other = (Connection(each) for each in socket.socketpair())
+        self.lost, ended = [], threading.Event()
+        end = lambda reason: (self.lost.append(reason), ended.set())  # noqa: E731
+        sides = [Leader({1: ("process 1", one)}, end=end), Follower(other, end=end)]
+        kinds = {Leader: Leading, Follower: Following}
+
+        def steps(decoder, sizes, rounds, seconds):
+            side = sides.pop(0)
+            return kinds[type(side)](side, decoder, sizes[0], rounds)
+
+        monkeypatch.setattr(jaxspec.serving.engine, "steps_of", steps)
+        options = {"k": 2, "slots": 2, "capacity": CAPACITY, "prefix_bytes": 2000}
+        self.first, self.second = (jaxspec.Engine(target, "ngram", **options) for _ in range(2))
+        self.error = None
+        self.thread = threading.Thread(target=self._follow, daemon=True)
+        self.thread.start()
+
+    def _follow(self):
+        try:
+            self.second.follow()
+        except RuntimeError as error:
+            self.error = error
+
+    def end(self):
+        self.first.close()
+        self.thread.join(60.0)
+        assert not self.thread.is_alive()
+
+
+def test_a_follower_holds_what_the_first_holds(monkeypatch):
+    """Prompts, groups and kept texts, after ends, cancellations, errors, other widths and texts that were dropped."""
+    target = chunked(text_models.history_models()[0], 4)
+    with jaxspec.Engine(target, "ngram", k=2, slots=2, capacity=CAPACITY) as engine:
+        expected = [engine.submit(text, temperature=0, max_new_tokens=6).result().token_ids for text in LINES]
+    pair = Pair(monkeypatch, target)
+    cancelled = pair.first.submit("the sea", temperature=0, max_new_tokens=20)
+    cancelled.cancel()
+    handles = [pair.first.submit(text, temperature=0, max_new_tokens=6) for text in LINES]
+    assert [handle.result(60.0).token_ids for handle in handles] == expected
+    with pytest.raises(RuntimeError, match=r"requests go to the engine of process 0.*call engine.follow\(\)"):
+        pair.second.submit("the sea", max_new_tokens=2)
+    with pytest.raises(RuntimeError, match="only processes after the first follow"):
+        pair.first.follow()
+    pair.end()
+    first, second = (engine._steps._calls.things for engine in (pair.first, pair.second))
+    assert {number: type(one) for number, one in first.items()} == {number: type(one) for number, one in second.items()}
+    kept = sum(isinstance(one, Prefix) for one in first.values())
+    assert 0 < kept < len(LINES) and len(first) == kept + sum(isinstance(one, Group) for one in first.values())
+    assert (pair.lost, pair.error) == ([], None)
+
+
+def test_another_request_on_a_follower_ends_the_run(monkeypatch):
+    pair = Pair(monkeypatch, chunked(text_models.history_models()[0], 4))
+    real = pair.second._request
+    pair.second._request = lambda ids, *rest, **more: real([*ids[:-1], 7], *rest, **more)
+    with pytest.raises(RuntimeError, match=r"process 1 differs from process 0 after command \d+"):
+        pair.first.submit("the sea", temperature=0, max_new_tokens=6).result(60.0)
+    pair.end()
+    assert "differs from process 0" in pair.lost[0]
+    assert "differs from process 0" in str(pair.error)
 
 
 @pytest.mark.parametrize(
