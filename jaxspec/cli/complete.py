@@ -10,6 +10,7 @@ import typer
 from jaxspec.cli.generate import HELP as GENERATE, Decoding
 from jaxspec.cli.help import Help
 from jaxspec.cli.options import DEFAULT_MODEL, DrafterOption, DtypeOption, KernelsOption, LengthOption, ModelOption
+from jaxspec.cli.processes import PROCESSES, DeadlineOption, Processes
 
 if TYPE_CHECKING:
     from jaxspec.serving.completion import Outcome
@@ -22,8 +23,9 @@ HELP = Help(
     {
         "Files": ("out",),
         "Models": ("model", "drafter", "k", "dtype", "kernels"),
-        "Engine": ("slots", "capacity", "prediction"),
+        "Engine": ("slots", "capacity", "prediction", "deadline"),
         **{title: GENERATE.groups[title] for title in _DECODING},
+        **PROCESSES,
     },
 )
 
@@ -50,7 +52,9 @@ class Options:
         int | None,
         typer.Option(metavar="N", min=1, help="Tokens that a row has room for.  [default: the context, at most 1024]"),
     ] = None
+    deadline: DeadlineOption = None
     decoding: Decoding = dataclasses.field(default_factory=Decoding)
+    processes: Processes = dataclasses.field(default_factory=Processes)
 
     def __post_init__(self):
         if self.decoding.answers is not None:
@@ -59,6 +63,12 @@ class Options:
 
 def run(options: Options) -> None:
     """Completes a file of prompts, many at a time; an interrupted run continues where it ended."""
+    with options.processes.joined():
+        options.processes.check_same(dataclasses.replace(options, processes=Processes()), 0)
+        _run(options)
+
+
+def _run(options: Options) -> None:
     from jaxspec.checkpoints.load import load
     from jaxspec.decoding.program_cache import use_by_default
     from jaxspec.nn.convert import KERNELS, weights_for
@@ -67,8 +77,10 @@ def run(options: Options) -> None:
     from jaxspec.text.names import has_weights, load_drafter
 
     use_by_default()
-    weighted: dict[str, Any] = {"dtype": options.dtype} if has_weights(options.drafter) else {}
-    target = KERNELS[options.kernels](load(options.model, dtype=options.dtype, weights=weights_for(options.kernels)))
+    mesh = options.processes.make_mesh()
+    weighted: dict[str, Any] = {"dtype": options.dtype, "mesh": mesh} if has_weights(options.drafter) else {}
+    target = load(options.model, dtype=options.dtype, mesh=mesh, weights=weights_for(options.kernels))
+    target = KERNELS[options.kernels](target)
     drafter = load_drafter(
         options.drafter,
         target,
@@ -77,8 +89,14 @@ def run(options: Options) -> None:
         batch=options.slots,
         **weighted,
     )
-    bar = _Progress()
-    with Engine(target, drafter, slots=options.slots, capacity=options.capacity, prompt_share=1.0) as engine:
+    sizes: dict[str, Any] = {"slots": options.slots, "capacity": options.capacity}
+    if options.deadline is not None:
+        sizes["deadline"] = options.deadline
+    with Engine(target, drafter, prompt_share=1.0, **sizes) as engine:
+        if not options.processes.first:
+            engine.follow()
+            return
+        bar = _Progress()
         failed = complete_file(engine, options.prompts, options.out, progress=bar, **options.decoding.keywords())
     bar.close()
     if failed:

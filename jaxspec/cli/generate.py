@@ -20,7 +20,7 @@ from jaxspec.cli.options import (
     ModelOption,
     OneOf,
 )
-from jaxspec.cli.processes import Processes
+from jaxspec.cli.processes import PROCESSES, Processes
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -55,7 +55,7 @@ HELP = Help(
         ),
         "Grammar": ("schema", "regex", "choice", "grammar"),
         "Output": ("as_json", "alternatives", "compare", "show_drafts"),
-        "Devices and processes": ("mesh", "coordinator", "num_processes", "process_id", "distributed"),
+        **PROCESSES,
     },
 )
 

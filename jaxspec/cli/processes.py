@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +19,14 @@ _AXES = ("data", "model")
 _ADDRESS = re.compile(r".+:(\d+)")
 _LAST_PORT = 65535
 _EXAMPLE = "--mesh data=2,model=4"
+DeadlineOption = Annotated[
+    float | None,
+    typer.Option(metavar="S", min=1, help="With several processes: a command that takes longer hangs.  [default: 15]"),
+]
+# The group of these options in the help of commands.
+PROCESSES = MappingProxyType(
+    {"Devices and processes": ("mesh", "coordinator", "num_processes", "process_id", "distributed")}
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +83,20 @@ class Processes:
                 join(*address)
         with _first_prints(jax.process_index() == 0):
             yield
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the first of the joined processes."""
+        import jax
+
+        return jax.process_index() == 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other process has joined."""
+        import jax
+
+        return jax.process_count() == 1
 
     def check_same(self, options: Any, number: int) -> int:
         """Checks that all joined processes have equal options, and returns the number of the first process.

@@ -3,14 +3,17 @@
 import contextlib
 import dataclasses
 import os
+import signal
 import socket
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxspec.cli.help import Help
 from jaxspec.cli.options import DEFAULT_MODEL, DrafterOption, DtypeOption, KernelsOption, LengthOption, ModelOption
+from jaxspec.cli.processes import PROCESSES, DeadlineOption, Processes
 
 if TYPE_CHECKING:
     from jaxspec.serving.engine import Engine
@@ -27,7 +30,8 @@ HELP = Help(
         "Address": ("host", "port", "name"),
         "Model": ("model", "dtype", "float16_cache", "kernels"),
         "Speculation": ("drafter", "k"),
-        "Engine": ("slots", "capacity", "most_waiting", "timeout"),
+        "Engine": ("slots", "capacity", "most_waiting", "timeout", "deadline"),
+        **PROCESSES,
     },
 )
 
@@ -56,6 +60,8 @@ class Options:
     timeout: Annotated[
         float | None, typer.Option(metavar="S", min=0, help="Drop a request after S seconds.  [default: never]")
     ] = None
+    deadline: DeadlineOption = None
+    processes: Processes = dataclasses.field(default_factory=Processes)
 
 
 def run(options: Options) -> None:
@@ -67,6 +73,17 @@ def run(options: Options) -> None:
     except ImportError as error:
         raise ImportError(f"jaxspec serve needs {error.name}, which is not installed; run {_INSTALL}") from error
 
+    with options.processes.joined():
+        options.processes.check_same(dataclasses.replace(options, processes=Processes()), 0)
+        if options.processes.first:
+            _serve(options, uvicorn, build_app)
+            return
+        with _engine(options) as engine:
+            _ignore_signals()
+            engine.follow()
+
+
+def _serve(options: Options, uvicorn: Any, build_app: Callable[..., Any]) -> None:
     name = options.name or os.path.basename(options.model.rstrip("/")) or options.model
     key = os.environ.get(_KEY) or None
     with contextlib.closing(_listen(options.host, options.port)) as listening, _engine(options) as engine:
@@ -80,7 +97,18 @@ def run(options: Options) -> None:
         print(f'in Python: openai.OpenAI(base_url="{at}/v1", api_key="{shown}")', flush=True)
         longest = int(options.timeout or _LONGEST) + 1
         config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=longest)
+        if not options.processes.alone:
+            _ignore_signals()
         _server_of(uvicorn, app, config).run(sockets=[listening])
+
+
+def _ignore_signals() -> None:
+    """Lets several processes end together: the first one, after its running requests, and then the others.
+
+    While it serves, the first one has other handlers; at the end the signal is raised once more, for the one set here.
+    """
+    for word in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(word, signal.SIG_IGN)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -104,11 +132,15 @@ def _engine(options: Options) -> "Engine":
     from jaxspec.text.names import has_weights, load_drafter
 
     use_by_default()
-    target = load(options.model, dtype=options.dtype, weights=weights_for(options.kernels))
+    mesh = options.processes.make_mesh()
+    target = load(options.model, dtype=options.dtype, mesh=mesh, weights=weights_for(options.kernels))
     target = KERNELS[options.kernels](quantize_cache(target, "float16") if options.float16_cache else target)
-    weighted: dict[str, Any] = {"dtype": options.dtype} if has_weights(options.drafter) else {}
+    weighted: dict[str, Any] = {"dtype": options.dtype, "mesh": mesh} if has_weights(options.drafter) else {}
     drafter = load_drafter(options.drafter, target, target_name=options.model, k=options.k, **weighted)
-    return Engine(target, drafter, slots=options.slots, capacity=options.capacity, most_waiting=options.most_waiting)
+    sizes: dict[str, Any] = {"slots": options.slots, "capacity": options.capacity, "most_waiting": options.most_waiting}
+    if options.deadline is not None:
+        sizes["deadline"] = options.deadline
+    return Engine(target, drafter, **sizes)
 
 
 def _warm(engine: "Engine") -> None:

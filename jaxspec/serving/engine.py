@@ -9,10 +9,8 @@ a turn     1  drops what was cancelled or is out of time
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
-
-import jax
 
 from jaxspec.core import validate
 from jaxspec.core.layout import Unsharded
@@ -23,12 +21,17 @@ from jaxspec.serving.group import Group
 from jaxspec.serving.groups import Groups
 from jaxspec.serving.handle import CancelledError, Handle, QueueFullError
 from jaxspec.serving.job import Job
+from jaxspec.serving.liveness import COMMAND_SECONDS
+from jaxspec.serving.lockstep import steps_of
 from jaxspec.serving.memory import keep_freed_memory
+from jaxspec.serving.order import due_prompt, has_slot, next_job
 from jaxspec.serving.pace import Pace
 from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.prompt import Prompt
 from jaxspec.serving.share import Share
+from jaxspec.serving.steps import Steps
 from jaxspec.serving.waiting import Waiting
+from jaxspec.sharding.multihost import agreed
 from jaxspec.text.decoder import SpeculativeDecoder
 from jaxspec.text.request import TextOptions, TextRequest
 from jaxspec.text.result import Timing, collect, new_rows
@@ -88,6 +91,7 @@ class Engine:
         prompt_share: float = 0.5,
         prefix_bytes: int = _PREFIX_BYTES,
         kinds: Sequence[Mapping[str, Any]] = (),
+        deadline: float = COMMAND_SECONDS,
         **options: Any,
     ) -> None:
         """Loads the models, and starts the thread. From then on, freed memory is kept (`keep_freed_memory`).
@@ -104,10 +108,13 @@ class Engine:
           prefix_bytes: the bytes of caches of texts that have ended, which prompts that begin like them are continued
             from; 0 keeps none.
           kinds: options of `submit`, for each kind of request whose programs to compile before the first one arrives.
+          deadline: on several processes, the seconds that a command may take, compilations not included; then one
+            hangs, and all end.
           **options: the other arguments of `SpeculativeDecoder`.
 
         Raises:
-          TypeError, ValueError: as in `SpeculativeDecoder`; or a number is out of range.
+          TypeError, ValueError: as in `SpeculativeDecoder`; a number is out of range; or processes differ.
+          RuntimeError: the processes of the target's mesh do not find each other, or have other packages.
         """
         validate.counts("Engine", slots=slots)
         if most_waiting is not None:
@@ -116,6 +123,7 @@ class Engine:
         if prompt_share == 0:
             raise ValueError("prompt_share of Engine must be above 0, got 0, with which no prompt is ever fed")
         validate.integers("Engine", prefix_bytes=(prefix_bytes, 0, 2**62))
+        validate.in_range("Engine", deadline=(deadline, 1.0, float("inf")))
         given = validate.capacity(capacity)
         self._verifier: Verifier | None = options.get("verifier")
         self.decoder = SpeculativeDecoder(target, drafter, **options)
@@ -131,12 +139,16 @@ class Engine:
         self._changes = self._seen = 0
         self._idle = self._closing = self._drain = False
         self._failure: BaseException | None = None
+        self._steps: Steps[Job] = steps_of(self.decoder, (self.slots, self.capacity), _ROUNDS, deadline)
         idle = lambda: not (self._waiting or self.running)  # noqa: E731
         self._groups: Groups[Job] = Groups(
-            self.slots, _ROUNDS, reuses=self._prefixes.keeps, changed=self._changed, idle=idle
+            self.slots, _ROUNDS, reuses=self._prefixes.keeps, changed=self._changed, idle=idle, steps=self._steps
         )
         keep_freed_memory()
         self._thread = threading.Thread(target=self._run, name="jaxspec-engine", daemon=True)
+        self._first: Callable[[], bool] = lambda: False
+        if self._steps.follows:
+            return
         self._thread.start()
         try:
             self._first = self._warm(kinds)
@@ -187,11 +199,12 @@ class Engine:
             validate.integers("submit", prompt_alternatives=(prompt_alternatives, 0, most))
             if request.grammars:
                 raise ValueError("prompt_alternatives is not for grammars without a table; leave one of the two out")
+        asked = self._steps.check(request, options)
         handle = Handle(lambda: self._cancel(job))
         deadline = None if timeout is None else time.perf_counter() + timeout
         signature = self._groups.signature_of(request.arguments)
         job = Job(request, new_rows(request)[0], handle, deadline, priority, signature)
-        job.salt, job.prompt_alternatives = cache_salt, prompt_alternatives
+        job.salt, job.prompt_alternatives, job.asked = cache_salt, prompt_alternatives, asked
         with self._news:
             self._check_open()
             if self.most_waiting is not None and len(self._waiting) >= self.most_waiting:
@@ -247,7 +260,20 @@ class Engine:
         with self._news:
             self._closing, self._drain = True, drain
             self._news.notify_all()
-        self._thread.join()
+        if self._steps.follows:
+            self._steps.end(None)
+        else:
+            self._thread.join()
+
+    def follow(self) -> None:
+        """Takes part in decoding the requests of process 0, until it closes its engine; for all other processes.
+
+        On a mesh of several processes, each of them creates the engine; requests go to that of process 0.
+
+        Raises:
+          RuntimeError: this is process 0, or that one has failed.
+        """
+        self._steps.follow(lambda ids, options, seeded: self._request(ids, options, seeded=seeded))
 
     def __enter__(self) -> Self:
         return self
@@ -255,13 +281,14 @@ class Engine:
     def __exit__(self, kind: object, *error: object) -> None:
         self.close(drain=kind is None)
 
-    def _request(self, prompt: Any, options: dict[str, Any]) -> TextRequest:
-        """Checks and encodes a request, with the capacity of a slot."""
+    def _request(self, prompt: Any, options: dict[str, Any], *, seeded: bool = True) -> TextRequest:
+        """Checks and encodes a request, with the capacity of a slot; `seeded` says whether a seed is the caller's."""
         given = TextOptions.of(options)
-        sampled = given.seed is not None and given.temperature != 0
+        sampled = seeded and given.seed is not None and given.temperature != 0
         coupled = sampled and self._verifier is None and not self.decoder.drafter.tree
         verifier = seeded_verifier() if coupled else None
-        request = self.decoder.encode(prompt, given, verifier=verifier, room=self.capacity)
+        with agreed():  # other processes encode it when they are sent it
+            request = self.decoder.encode(prompt, given, verifier=verifier, room=self.capacity)
         if (count := len(request.prompts)) != 1:
             raise ValueError(f"a request has one prompt, got {count}; submit them one by one")
         return request
@@ -308,6 +335,7 @@ class Engine:
             self._failure = error
         self._end_all(self._failure or CancelledError("the request was cancelled"))
         self._groups.close()
+        self._steps.end(self._failure)
 
     def _wait(self) -> bool:
         """Waits until there is something to do; returns whether to go on."""
@@ -330,7 +358,7 @@ class Engine:
                 try:
                     self._advance(signature[0], group)
                 except (TypeError, ValueError) as error:  # of this kind of request, such as a wrong processor
-                    del self._groups.by_signature[signature]
+                    self._groups.drop(signature)
                     for job in group.live.values():
                         job.handle.end(error)
                     continue
@@ -353,6 +381,7 @@ class Engine:
         """Ends a request whose prompt is being fed, and drops its row."""
         if prompt in self._prompts:  # otherwise its row has ended
             self._prompts.remove(prompt)
+            self._steps.drop(prompt)
         prompt.job.prompt = None
         prompt.job.handle.end(reason)
 
@@ -367,11 +396,11 @@ class Engine:
         began = _work_time()
         if (job := self._next(decoded)) is not None:
             self._take_up(job)
-        if (prompt := self._due()) is not None:
+        if (prompt := due_prompt(self._prompts, self._groups)) is not None:
             try:
                 if prompt.left > 0:
-                    prompt.feed(_CHUNKS if decoded else _IDLE_CHUNKS)
-                if prompt.left == 0 and self._has_slot(prompt):
+                    self._steps.feed(prompt, _CHUNKS if decoded else _IDLE_CHUNKS)
+                if prompt.left == 0 and has_slot(prompt, self._groups):
                     self._start(prompt)
             except (TypeError, ValueError) as error:  # of this request alone
                 self._end_prompt(prompt, error)
@@ -379,45 +408,12 @@ class Engine:
             self._share.fed(_work_time() - began)
         return job is not None or prompt is not None
 
-    def _due(self) -> Prompt[Job] | None:
-        """Returns the prompt whose turn it is: one that is fed and has a slot, or the newest, which was let pass."""
-        fed = (one for one in self._prompts if one.left == 0 and self._has_slot(one))
-        return next(fed, None) or next((one for one in reversed(self._prompts) if one.left > 0), None)
-
     def _next(self, decoded: int) -> Job | None:
         """Removes the request that is to begin from those that wait; `None` if none can."""
         if decoded + len(self._prompts) >= self.slots or len(self._prompts) == _PROMPTS:
             return None
-        blocked: set[Hashable] = set()
-        fed = [prompt for prompt in self._prompts if prompt.left > 0]
         with self._news:
-            for job in self._waiting:
-                ids = job.request.prompts[0]
-                passes = all(job.priority <= one.job.priority and one.lets_pass(ids) for one in fed)
-                if not passes or job.signature in blocked:
-                    continue
-                if self._can_begin(job):
-                    self._waiting.remove(job)
-                    for one in fed:
-                        one.let_pass(ids)
-                    return job
-                blocked.add(job.signature)
-        return None
-
-    def _can_begin(self, job: Job) -> bool:
-        """Returns whether the programs of a request are compiled, with a free slot; otherwise asks for them."""
-        if job.request.grammars:  # decoded without the others
-            return True
-        kind = job.signature
-        if not self._groups.can_score(kind, job.request.arguments, job.prompt_alternatives):
-            return False
-        alike = sum(one.job.signature == kind for one in self._prompts)
-        waiting = sum(one.signature == kind for one in self._waiting)
-        return self._groups.width_for(kind, job.request.arguments, 1 + alike, waiting - 1) is not None
-
-    def _has_slot(self, prompt: Prompt[Job]) -> bool:
-        """Returns whether a prompt that was fed can be decoded."""
-        return self._groups.width_for(prompt.job.signature, prompt.arguments, 1) is not None
+            return next_job(self._waiting, self._prompts, self._groups)
 
     def _take_up(self, job: Job) -> None:
         """Begins a request, or decodes its text if it cannot share a program."""
@@ -426,18 +422,18 @@ class Engine:
             if job.request.grammars:
                 job.follow(lambda: self._closing and not self._drain)
             else:
-                asked, alternatives = job.request, job.prompt_alternatives
-                prompt = Prompt(job, asked.arguments, asked.prompts[0], salt=job.salt, alternatives=alternatives)
+                said: dict[str, Any] = {"salt": job.salt, "alternatives": job.prompt_alternatives}
+                prompt = self._steps.begin(job, job.request, job.asked, **said)
                 job.prompt = prompt
                 self._prompts.append(prompt)
-                prompt.take_from(self._prefixes)
+                self._steps.take_from(prompt, self._prefixes)
                 job.handle.reused_tokens = prompt.reused
                 self.reused_tokens += prompt.reused
         except (TypeError, ValueError) as error:  # of this request alone
-            if prompt is not None:
-                self._prompts.remove(prompt)
-            job.prompt = None
-            job.handle.end(error)
+            if prompt is None:
+                job.handle.end(error)
+            else:
+                self._end_prompt(prompt, error)
         except BaseException as error:  # the request may be in no list that `_end_all` reads
             job.handle.end(error)
             raise
@@ -445,7 +441,7 @@ class Engine:
     def _start(self, prompt: Prompt[Job]) -> None:
         """Gives a slot to a prompt that was fed."""
         if prompt.scores is not None:
-            prompt.job.handle.prompt_scores = jax.device_get(prompt.scores)
+            prompt.job.handle.prompt_scores = self._steps.scores(prompt)
         handle = prompt.job.handle
         handle.prompt_seconds = time.perf_counter() - prompt.job.began - (handle.queue_seconds or 0.0)
         group, slot = self._groups.start(prompt.job.signature, prompt)
@@ -456,12 +452,12 @@ class Engine:
     def _advance(self, kind: int, group: Group[Job]) -> None:
         for slot, job in list(group.live.items()):
             if reason := job.over:
-                group.release(slot)
+                self._steps.release(group, slot)
                 job.handle.end(reason)
         if not group.live:
             return
         program, began = (kind, group.width), _work_time()
-        found = group.advance(self._pace.rounds(program), bool(self._waiting))
+        found = self._steps.advance(group, self._pace.rounds(program), until_end=bool(self._waiting))
         self._pace.ran(program, int(found.count), _work_time() - began)
         for slot, job in list(group.live.items()):
             job.take(found, slot)
@@ -470,25 +466,28 @@ class Engine:
 
     def _complete(self, group: Group[Job], slot: int, job: Job) -> None:
         """Hands out the result of a row that has ended, and frees its slot."""
-        row, generation = group.take(slot)
+        row, generation = self._steps.take(group, slot)
         timing = Timing(time.perf_counter() - job.began, job.tokens, *job.first)
         try:
             job.handle.end(collect(job.request, [job.text], generation, timing)[0])
         except (FloatingPointError, ValueError) as error:  # of this request alone
             job.handle.end(error)
-        group.release(slot)
-        if job.prompt is not None:
-            job.prompt.keep(self._prefixes, row, generation, self.slots)
+        try:
+            if job.prompt is not None:
+                self._steps.keep(job.prompt, self._prefixes, row, generation, self.slots)
+        finally:
+            self._steps.release(group, slot)
 
     def _end_all(self, reason: BaseException) -> None:
         with self._news:
             jobs = self._waiting.clear()
-        for prompt in list(self._prompts):
-            self._end_prompt(prompt, reason)
+        jobs += [prompt.job for prompt in self._prompts]
+        self._prompts.clear()
         for group in self._groups.by_signature.values():
             jobs += group.live.values()
         self._prefixes = Prefixes(0)
         for job in jobs:
+            job.prompt = None
             job.handle.end(reason)
 
 

@@ -16,6 +16,7 @@ from jaxspec.decoding.options import Arguments
 from jaxspec.serving.compiler import Compiler
 from jaxspec.serving.group import Group, kind_of, shared_arrays, widths
 from jaxspec.serving.prompt import Prompt, compile_feeding, compile_reuse, compile_scoring
+from jaxspec.serving.steps import Steps
 
 _Job = TypeVar("_Job")
 
@@ -38,6 +39,7 @@ class Groups(Generic[_Job]):
         reuses: bool,
         changed: Callable[[], None],
         idle: Callable[[], bool] = lambda: True,
+        steps: Steps[_Job] | None = None,
     ) -> None:
         """Starts without groups.
 
@@ -47,11 +49,12 @@ class Groups(Generic[_Job]):
           reuses: whether prompts may continue texts that have ended.
           changed: is called by another thread when programs are compiled.
           idle: returns whether nothing is decoded, so that what is needed later may be compiled.
+          steps: makes the device calls; `None` makes them in this process alone.
         """
         self.by_signature: dict[Signature, Group[_Job]] = {}
         self._slots, self._rounds, self._reuses = slots, rounds, reuses
         self._kinds: dict[Hashable, int] = {}
-        self._lock = threading.Lock()
+        self._lock, self._steps = threading.Lock(), Steps[_Job]() if steps is None else steps
         self._programs = Compiler(changed, idle)
 
     @property
@@ -97,20 +100,24 @@ class Groups(Generic[_Job]):
         if (width := self.width_for(signature, prompt.arguments, 1)) is None:
             raise ValueError("there is no slot for the row")
         if signature not in self.by_signature:
-            self.by_signature[signature] = Group(prompt.arguments, self._slots, self._rounds)
-        group, feeding = self.by_signature[signature], prompt.finish()
+            self.by_signature[signature] = self._steps.open(prompt, self._slots, self._rounds)
+        group = self.by_signature[signature]
         if width != group.width:
-            group.resize(width, feeding.row)
-        return group, group.add(prompt.job, feeding)
+            self._steps.resize(group, width, prompt)
+        return group, self._steps.add(group, prompt)
 
     def settle(self, signature: Signature) -> None:
         """Moves few rows to a smaller width after some turns, and drops a group without rows, with its caches."""
         group = self.by_signature[signature]
         width = group.shrinks_to()
         if width is not None and self._can_move(signature[0], group.arguments, group.width, width):
-            group.resize(width)
+            self._steps.resize(group, width)
         if not group.live and len(self.by_signature) > 1:
-            del self.by_signature[signature]
+            self.drop(signature)
+
+    def drop(self, signature: Signature) -> None:
+        """Drops a group with its rows, and their caches."""
+        self._steps.close(self.by_signature.pop(signature))
 
     def warm(self, kinds: Sequence[Arguments]) -> Callable[[], bool]:
         """Compiles for kinds of requests; returns what says whether each can start. Not for a mesh."""

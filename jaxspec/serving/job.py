@@ -31,6 +31,7 @@ class Job:
       salt: only texts with an equal one continue each other.
       prompt_alternatives: the number of likely tokens to report at each position of the prompt; `None` for no report.
       prompt: the prompt, from when it is fed.
+      asked: what other processes need to know of the request.
     """
 
     request: TextRequest
@@ -46,6 +47,7 @@ class Job:
     salt: str | None = None
     prompt_alternatives: int | None = None
     prompt: Prompt["Job"] | None = None
+    asked: object = None
 
     @property
     def over(self) -> BaseException | None:

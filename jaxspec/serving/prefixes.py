@@ -58,15 +58,17 @@ class Prefixes:
         """Whether it may keep texts."""
         return self._most > 0
 
-    def add(self, new: Prefix) -> None:
-        """Keeps a text, and drops those that it begins with."""
+    def add(self, new: Prefix) -> list[Prefix]:
+        """Keeps a text, and drops those that it begins with; returns what is not kept any more."""
         if new.size > self._most or new.valid <= 0:
-            return
+            return [new]
         covers = lambda old: old.kind == new.kind and _alike(old.tokens[: old.valid + 1], new.tokens) > old.valid  # noqa: E731
-        self._kept = [old for old in self._kept if old.valid > new.valid or not covers(old)]
+        before, self._kept = self._kept, [old for old in self._kept if old.valid > new.valid or not covers(old)]
         self._kept.append(new)
         while sum(one.size for one in self._kept) > self._most:
             del self._kept[0]
+        kept = set(map(id, self._kept))
+        return [old for old in before if id(old) not in kept]
 
     def find(self, kind: Hashable, prompt: Sequence[int], chunk: int, most: int) -> tuple[Prefix, int] | None:
         """Returns the text from which most chunks of a prompt can be taken, and their number; `None` if there is none.

@@ -17,6 +17,7 @@ from jaxspec.decoding.prompt_scores import PromptScores
 from jaxspec.decoding.reuse import held_tokens, reuse
 from jaxspec.decoding.rounds import jit_of
 from jaxspec.serving.prefixes import Prefix, Prefixes, kind_of
+from jaxspec.sharding.placement import to_host
 
 _Job = TypeVar("_Job")
 
@@ -76,12 +77,17 @@ class Prompt(Generic[_Job]):
 
     def take_from(self, prefixes: Prefixes) -> None:
         """Takes the first chunks from a text that begins like the prompt, if there is one."""
+        if (found := self.source(prefixes)) is not None:
+            self.reuse(*found)
+
+    def source(self, prefixes: Prefixes) -> tuple[Prefix, int] | None:
+        """Returns a text that begins like the prompt, and the number of chunks to take; `None` if there is none."""
         if not self.continues or self.scores is not None:  # what is not fed has no scores
-            return
-        found = prefixes.find(self._kind, self.ids, self.chunk, self._width // self.chunk - 1)
-        if found is None:
-            return
-        prefix, chunks = found
+            return None
+        return prefixes.find(self._kind, self.ids, self.chunk, self._width // self.chunk - 1)
+
+    def reuse(self, prefix: Prefix, chunks: int) -> None:
+        """Takes the first chunks from a text."""
         held = {"cache": prefix.cache, "drafter_state": prefix.drafter_state}
         self.feeding = _reusing(self.arguments)(feeding=self.feeding, chunks=np.int32(chunks), **held)
         self.left, self.reused = self.left - chunks, chunks * self.chunk
@@ -115,11 +121,13 @@ class Prompt(Generic[_Job]):
             self.feeding, self.scores = feed(feeding=self.feeding, scores=self.scores, chunks=np.int32(chunks))
         self.left = int(jax.device_get(self.feeding.left))
 
-    def keep(self, prefixes: Prefixes, row: GenerationState, generation: Generation, slots: int) -> None:
-        """Keeps the caches of a row that has ended with this result, if other prompts can begin with them."""
-        if self.continues and generation.status[0] == Status.OK:
-            new = generation.tokens[0, : int(generation.length[0])].tolist()
-            prefixes.add(self.prefix(row, [*self.ids, *new], slots))
+    def keeps(self, generation: Generation) -> bool:
+        """Returns whether other prompts can begin with the caches of a row that has ended with this result."""
+        return self.continues and bool(generation.status[0] == Status.OK)
+
+    def text(self, generation: Generation) -> list[int]:
+        """Returns the tokens of the prompt and of its result."""
+        return [*self.ids, *generation.tokens[0, : int(generation.length[0])].tolist()]
 
     def prefix(self, row: GenerationState, text: Sequence[int], slots: int) -> Prefix:
         """Returns what prompts that begin like this request's text can take from its row.
@@ -130,7 +138,7 @@ class Prompt(Generic[_Job]):
           slots: the largest number of rows that were decoded at a time.
         """
         count = _holding(self.arguments)
-        held = int(jax.device_get(count(cache=row.cache, drafter_state=row.drafter_state))[0])
+        held = int(jax.device_get(to_host(count(cache=row.cache, drafter_state=row.drafter_state)))[0])
         pass_tokens = slots * (self.arguments.drafter.lengths[-1] + 1)
         of_chunks = (len(self.ids) - 1) // self.chunk * self.chunk
         valid = held if _same_bits(self.arguments.target, max(self.chunk, pass_tokens)) else min(held, of_chunks)

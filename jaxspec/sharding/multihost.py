@@ -4,6 +4,8 @@ Every process runs the same program on the same inputs, and holds the parts of e
 On a mesh of one process, nothing here is needed, and nothing has an effect.
 """
 
+import contextlib
+import contextvars
 import dataclasses
 import enum
 import hashlib
@@ -23,6 +25,7 @@ from jaxspec.core.model import Model
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.dtype)
 _MOST_VALUES = 2**24
+_AGREED = contextvars.ContextVar("agreed", default=False)
 
 
 def describe(value: object, *, with_values: bool = True) -> Iterator[bytes]:
@@ -101,7 +104,8 @@ def join(
     If a process dies, is stopped, becomes unreachable or fails, JAX terminates the others with an error message and a
     nonzero status. This happens within `timeout` plus ten seconds, regardless of what they are doing. It also happens
     to processes that finish that much earlier than the last one. A process that is alive but never makes its next call
-    is not detected. A termination signal ends a process, as usual; by default, JAX would only take note of it.
+    is not detected, except by an `Engine`, which also ends its processes earlier. A termination signal ends a process,
+    as usual; by default, JAX would only take note of it.
     JAX's collectives on CPUs also fail if a process makes its first one half a minute before another process does, and
     print a line for each connection.
 
@@ -167,7 +171,7 @@ def spans_processes(mesh: Mesh) -> bool:
 def check_same(parts: dict[str, Any], mesh: Mesh, number: int = 0) -> int:
     """Checks that all processes of a mesh pass the same values, and shares a number, in one exchange of 32 bytes.
 
-    Compares each part by `describe`. Compares nothing while JAX is tracing.
+    Compares each part by `describe`. Compares nothing while JAX is tracing, and within `agreed`.
 
     Args:
       parts: the values that must be the same, by the names to use in the error.
@@ -180,7 +184,7 @@ def check_same(parts: dict[str, Any], mesh: Mesh, number: int = 0) -> int:
     Raises:
       ValueError: on every process, if any process passes other values.
     """
-    if not spans_processes(mesh) or any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(parts)):
+    if not spans_processes(mesh) or _AGREED.get() or any(isinstance(one, Tracer) for one in jax.tree.leaves(parts)):
         return number
     size = 28 // len(parts)
     digests = [hashlib.sha256(b"".join(describe(part))).digest()[:size] for part in parts.values()]
@@ -196,6 +200,28 @@ def check_same(parts: dict[str, Any], mesh: Mesh, number: int = 0) -> int:
             f"on process {devices[0].process_index}"
         )
     return int.from_bytes(rows[0, :4].tobytes(), "little")
+
+
+@contextlib.contextmanager
+def agreed() -> Iterator[None]:
+    """Makes `check_same` return its number without an exchange: other processes do not call it at the same time."""
+    token = _AGREED.set(True)
+    try:
+        yield
+    finally:
+        _AGREED.reset(token)
+
+
+def share(data: bytes, mesh: Mesh, size: int) -> bytes:
+    """Returns the data of the first of JAX's processes, on all processes of a mesh.
+
+    Args:
+      data: at most `size` bytes; those of other processes do not matter.
+      mesh: a mesh with devices of the first process.
+      size: the number of bytes to exchange.
+    """
+    devices = sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id))
+    return _gather(data.ljust(size, b"\0"), devices)[0].tobytes().rstrip(b"\0")
 
 
 def _gather(row: bytes, devices: Sequence[Any]) -> np.ndarray:

@@ -36,8 +36,8 @@ MUTANTS = (
     Mutant(
         "an engine's head never rests",
         "serving/group.py",
-        "self.width, rests=True)",
-        "self.width)",
+        "target, width, rests=True)",
+        "target, width)",
         ("tests/serving/test_groups.py::test_the_head_of_many_live_rows_rests",),
     ),
     Mutant(

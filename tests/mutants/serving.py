@@ -23,6 +23,34 @@ def _put(change: str) -> str:
 
 MUTANTS = (
     Mutant(
+        "what processes read of a result is not compared",
+        "serving/lockstep.py",
+        ".hexdigest()[:16]",
+        ".hexdigest()[:0]",
+        ("tests/serving/test_lockstep.py::test_another_request_on_a_follower_ends_the_run",),
+    ),
+    Mutant(
+        "texts that are not kept stay on the devices of followers",
+        "serving/lockstep.py",
+        'self._do("forget", [self._number(one) for one in dropped])',
+        "self._calls.forget([self._number(one) for one in dropped])",
+        ("tests/serving/test_lockstep.py::test_a_follower_holds_what_the_first_holds",),
+    ),
+    Mutant(
+        "compilations on other processes count as hangs",
+        "serving/liveness.py",
+        "return self._clock() - sum(one.compiled for one in self._processes.values())",
+        "return self._clock()",
+        ("tests/serving/test_liveness.py::test_compilations_do_not_count",),
+    ),
+    Mutant(
+        "a process without the secret takes part",
+        "serving/wire.py",
+        'if hmac.compare_digest(proof, _proof(secret, "other", own, said)):',
+        "if True:",
+        ("tests/serving/test_wire.py::test_who_replays_a_proof_is_refused",),
+    ),
+    Mutant(
         "rows that moved are looked for in their old slots",
         "serving/group.py",
         "self.live = dict(enumerate(self.live.values()))",

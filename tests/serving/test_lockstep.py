@@ -1,0 +1,241 @@
+"""One engine over several processes: they have the tokens of one, and end together if one of them is lost."""
+
+import dataclasses
+import json
+import re
+import signal
+import socket
+import threading
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.serving.group import Group
+from jaxspec.serving.hosts import LOST_STATUS, Follower, Leader
+from jaxspec.serving.lockstep import Following, Leading, decoded, encoded
+from jaxspec.serving.prefixes import Prefix
+from jaxspec.serving.wire import Connection
+from jaxspec.testing.random_models import wide_transformer
+from tests._fixtures import serving_worker, text_models
+from tests._fixtures.chunked import chunked
+from tests._fixtures.processes import errors, started, wait_for
+
+CAPACITY = 64  # those of other tests, whose programs are known
+LONG = "the sea is wide and the sea is deep, hello world"
+LINES = (LONG, "a", LONG + " one", "hello, hello there", LONG)
+# A busy machine takes its time to end a process.
+STATED, SLACK = 20, 20
+# The first process is JAX's coordinator too, whose loss JAX may be the first to notice.
+JAX_SAYS = "Either the leader task was preempted/died"
+
+
+def save_model(folder):
+    tokenizer = text_models.byte_level()
+    model = dataclasses.replace(wide_transformer(0, vocab=tokenizer.vocab_size), tokenizer=tokenizer)
+    jaxspec.save(model, folder / "model")
+
+
+def workers(folder, count, what, requests=0):
+    save_model(folder)
+    module = ("-m", "tests._fixtures.serving_worker")
+    return started(folder, count, lambda at, who: [*module, at, str(count), str(who), str(folder), what, str(requests)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_same_tokens_as_one_process(tmp_path, count):
+    requests = 10
+    with workers(tmp_path, count, "end", requests) as processes:
+        for process in processes:
+            process.communicate()
+    assert [process.returncode for process in processes] == [0] * count, errors(tmp_path, count)
+    with serving_worker.engine_of(tmp_path, None) as engine:
+        expected = serving_worker.decode(engine, requests)
+    assert json.loads((tmp_path / "found.json").read_text()) == expected
+    assert int((tmp_path / "reused").read_text()) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "victim", "word", "reason"),
+    [
+        ("go on", 1, signal.SIGKILL, r"process 1 \(.*\) has ended, or closed its connection"),
+        ("go on", 0, signal.SIGKILL, "process 0 has ended, or closed its connection"),
+        ("go on", 1, signal.SIGSTOP, r"process 1 \(.*\) has been silent for 1\d s"),
+        ("go on", 0, signal.SIGSTOP, "process 0 has been silent for 1\\d s"),
+        ("hang", 1, None, r"process 1 \(.*\) hangs: it has not completed command \d+ \(advance\) within 15 s"),
+    ],
+    ids=["killed", "first killed", "stopped", "first stopped", "hangs"],
+)
+def test_a_lost_process_ends_the_others(tmp_path, what, victim, word, reason):
+    with workers(tmp_path, 2, what) as processes:
+        wait_for(processes[0], "ready")
+        began = time.monotonic()
+        if word is not None:
+            processes[victim].send_signal(word)
+        other = processes[1 - victim]
+        other.stdout.close()
+        status = other.wait(STATED + SLACK)
+        seconds = time.monotonic() - began
+    said = (tmp_path / f"stderr-{1 - victim}").read_text()
+    if word == signal.SIGKILL and victim == 0 and status != LOST_STATUS:
+        assert status == -signal.SIGABRT and JAX_SAYS in said
+    else:
+        assert status == LOST_STATUS
+        assert re.search(f"error: the run on several processes ends: {reason}", said), said
+    assert seconds < STATED + SLACK
+
+
+def commands(folder, *words):
+    """`jaxspec WORDS...` in two processes."""
+    (folder / "run.py").write_text(
+        "import jax\n"
+        "jax.config.update('jax_num_cpu_devices', 2)\n"
+        "jax.config.update('jax_disable_most_optimizations', True)\n"
+        "from jaxspec.cli import main\n"
+        "main()\n"
+    )
+    sizes = ("-m", "model", "-d", "ngram", "--slots", "2", "--capacity", "64")
+
+    def command(coordinator, process):
+        place = ("--coordinator", coordinator, "--num-processes", "2", "--process-id", str(process))
+        return [str(folder / "run.py"), *words, *sizes, *place]
+
+    return started(folder, 2, command)
+
+
+@pytest.mark.slow
+def test_a_file_is_completed_from_where_a_lost_process_ended_it(tmp_path):
+    save_model(tmp_path)
+    words = ("complete", "prompts.jsonl", "-o", "answers.jsonl", "-t", "0")
+    rows = [{"prompt": text, "max_new_tokens": 30} for text in ("the sea", "a", "hello", "one two") * 20]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    part = tmp_path / "answers.jsonl.part"
+    with commands(tmp_path, *words) as processes:
+        while not part.exists() or part.read_bytes().count(b"\n") < 4:
+            assert processes[0].poll() is None, errors(tmp_path, 2)
+            time.sleep(0.01)
+        processes[1].kill()
+        assert processes[0].wait(STATED + SLACK) == LOST_STATUS
+    written = part.read_bytes().count(b"\n")
+    assert 4 <= written < len(rows)
+    with commands(tmp_path, *words) as processes:
+        printed = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors(tmp_path, 2)
+    assert printed[1] == "" and f"{len(rows)} of {len(rows)} prompts" in (tmp_path / "stderr-0").read_text()
+    found = [json.loads(line)["token_ids"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    with jaxspec.Engine(tmp_path / "model", "ngram", slots=2, capacity=64) as engine:
+        expected = [one.token_ids for one in jaxspec.complete(engine, rows, temperature=0)]
+    assert found == [list(ids) for ids in expected]
+
+
+@pytest.mark.slow
+def test_a_server_over_two_processes_answers_and_stops(tmp_path):
+    """A signal to both lets the first one answer what runs; the other one ends with it."""
+    pytest.importorskip("uvicorn")
+    save_model(tmp_path)
+    asked = {"prompt": "the sea", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    with commands(tmp_path, "serve", "--port", "0") as processes:
+        address = re.search(r"at (http://\S+),", processes[0].stdout.readline())[1]
+        request = urllib.request.Request(
+            f"{address}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as response:
+            found = json.load(response)["choices"][0]["text"]
+        for process in reversed(processes):
+            process.send_signal(signal.SIGTERM)
+        for process in processes:
+            process.communicate()
+    assert [process.returncode for process in processes] == [0, 0], errors(tmp_path, 2)
+    with jaxspec.Engine(tmp_path / "model", "ngram", slots=2, capacity=64) as engine:
+        expected = engine.submit("the sea", max_new_tokens=20, temperature=0, stop_tokens=()).result()
+    assert found == expected.text
+
+
+class Pair:
+    """Two engines of this process, of which the second follows the first over a socket."""
+
+    def __init__(self, monkeypatch, target):
+        one, other = (Connection(each) for each in socket.socketpair())
+        self.lost, ended = [], threading.Event()
+        end = lambda reason: (self.lost.append(reason), ended.set())  # noqa: E731
+        sides = [Leader({1: ("process 1", one)}, end=end), Follower(other, end=end)]
+        kinds = {Leader: Leading, Follower: Following}
+
+        def steps(decoder, sizes, rounds, seconds):
+            side = sides.pop(0)
+            return kinds[type(side)](side, decoder, sizes[0], rounds)
+
+        monkeypatch.setattr(jaxspec.serving.engine, "steps_of", steps)
+        options = {"k": 2, "slots": 2, "capacity": CAPACITY, "prefix_bytes": 2000}
+        self.first, self.second = (jaxspec.Engine(target, "ngram", **options) for _ in range(2))
+        self.error = None
+        self.thread = threading.Thread(target=self._follow, daemon=True)
+        self.thread.start()
+
+    def _follow(self):
+        try:
+            self.second.follow()
+        except RuntimeError as error:
+            self.error = error
+
+    def end(self):
+        self.first.close()
+        self.thread.join(60.0)
+        assert not self.thread.is_alive()
+
+
+def test_a_follower_holds_what_the_first_holds(monkeypatch):
+    """Prompts, groups and kept texts, after ends, cancellations, errors, other widths and texts that were dropped."""
+    target = chunked(text_models.history_models()[0], 4)
+    with jaxspec.Engine(target, "ngram", k=2, slots=2, capacity=CAPACITY) as engine:
+        expected = [engine.submit(text, temperature=0, max_new_tokens=6).result().token_ids for text in LINES]
+    pair = Pair(monkeypatch, target)
+    cancelled = pair.first.submit("the sea", temperature=0, max_new_tokens=20)
+    cancelled.cancel()
+    handles = [pair.first.submit(text, temperature=0, max_new_tokens=6) for text in LINES]
+    assert [handle.result(60.0).token_ids for handle in handles] == expected
+    with pytest.raises(RuntimeError, match=r"requests go to the engine of process 0.*call engine.follow\(\)"):
+        pair.second.submit("the sea", max_new_tokens=2)
+    with pytest.raises(RuntimeError, match="only processes after the first follow"):
+        pair.first.follow()
+    pair.end()
+    first, second = (engine._steps._calls.things for engine in (pair.first, pair.second))
+    assert {number: type(one) for number, one in first.items()} == {number: type(one) for number, one in second.items()}
+    kept = sum(isinstance(one, Prefix) for one in first.values())
+    assert 0 < kept < len(LINES) and len(first) == kept + sum(isinstance(one, Group) for one in first.values())
+    assert (pair.lost, pair.error) == ([], None)
+
+
+def test_another_request_on_a_follower_ends_the_run(monkeypatch):
+    pair = Pair(monkeypatch, chunked(text_models.history_models()[0], 4))
+    real = pair.second._request
+    pair.second._request = lambda ids, *rest, **more: real([*ids[:-1], 7], *rest, **more)
+    with pytest.raises(RuntimeError, match=r"process 1 differs from process 0 after command \d+"):
+        pair.first.submit("the sea", temperature=0, max_new_tokens=6).result(60.0)
+    pair.end()
+    assert "differs from process 0" in pair.lost[0]
+    assert "differs from process 0" in str(pair.error)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 3, 0.1 + 0.2, "ü", (), [], (1, [2, (3,)]), {5: -1.5, "a": {"b": [None]}}, {"pairs": [[1]]}],
+    ids=str,
+)
+def test_options_arrive_as_they_are(value):
+    found = decoded(json.loads(json.dumps(encoded("it", value))))
+    assert found == value and type(found) is type(value)
+
+
+def test_options_of_numpy_arrive_as_pythons():
+    assert decoded(encoded("it", np.asarray([1, 2]))) == [1, 2]
+    assert decoded(encoded("it", np.int64(3))) == 3
+
+
+def test_an_object_is_not_sent():
+    with pytest.raises(TypeError, match=r"processors of submit cannot be sent to other processes as object; pass numb"):
+        encoded("processors of submit", [object()])
