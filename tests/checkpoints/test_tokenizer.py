@@ -14,6 +14,18 @@ from jaxspec.io.files import FileFormatError
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "tokenizer_smollm2.json").read_text("utf-8"))
 
 
+def _byte_level(split):
+    """The 256 bytes, a start, and a word that no merges build."""
+    tokens = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": [*tokens, "<s>", "ab"],
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.bos_token_id": 256,
+    }
+    return metadata | ({} if split is None else {"tokenizer.ggml.pre": split})
+
+
 @pytest.fixture(scope="session")
 def real(smollm2):
     return smollm2.tokenizer
@@ -121,6 +133,31 @@ def test_sentencepiece_switches():
 def test_sentencepiece_without_ids_has_those_of_llama_cpp():
     bare = {key: value for key, value in _sentencepiece().items() if not key.endswith("_token_id")}
     assert build_tokenizer(bare) == build_tokenizer(_sentencepiece())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "pieces"),
+    [
+        ("olmo", "ab (x) 1234, a", "ab| (|x|)| 1234|,| a"),
+        ("refact", "ab (x) 1234, a", "ab| (|x|)| |1|2|3|4|,| a"),
+        ("dbrx", "ab (x) 1234, a", "ab| (|x|)| |123|4|,| a"),
+        ("tekken", "abC Dé 12 /\n", "ab|C| Dé| |1|2| /\n"),
+        ("deepseek-coder", "ab (x) 12中\na", "ab| (|x|)| |1|2|中|\n|a"),
+        # llama.cpp's own splits, which no model was trained with.
+        ("default", "ab (x) 1234, a", "ab| |(|x|)| |123|4|,| a"),
+        ("", "a  b\n", "a| | b|\n"),
+        (None, "a<b> 12345", "a|<|b|>| |123|45"),
+    ],
+)
+def test_texts_are_split_as_the_name_says(caplog, name, text, pieces):
+    splits = build_tokenizer(_byte_level(name))._backend.pre_tokenizer
+    assert [text[slice(*place)] for _, place in splits.pre_tokenize_str(text)] == pieces.split("|")
+    assert ("convert the model again" in caplog.text) == (name in ("default", "", None))
+
+
+def test_names_of_splits_say_how_words_and_starts_are_encoded():
+    ids = {name: build_tokenizer(_byte_level(name)).encode("ab") for name in ("tekken", "falcon3", "dbrx", "olmo")}
+    assert ids == {"tekken": [256, 257], "falcon3": [256, 257], "dbrx": [64, 65], "olmo": [64, 65]}
 
 
 def test_equality_is_by_content():

@@ -257,6 +257,13 @@ MUTANTS = (
         ("tests/checkpoints/test_tokenizer.py::test_tokens_that_look_like_control_tokens_are",),
     ),
     Mutant(
+        "a GGUF file that names no pre-tokenizer is split as GPT-2's",
+        "checkpoints/gguf_tokenizer.py",
+        '(_Split(_UNNAMED_SPLITS), "default")',
+        '(_Split(), "default")',
+        ("tests/checkpoints/test_tokenizer.py::test_texts_are_split_as_the_name_says",),
+    ),
+    Mutant(
         "a row that is too deep ends the file",
         "serving/completion.py",
         "except (ValueError, RecursionError) as error:",
