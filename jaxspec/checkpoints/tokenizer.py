@@ -17,7 +17,14 @@ from typing import Any
 
 import tokenizers
 
-from jaxspec.checkpoints.chat_template import check_message, cut_at_end, for_template, render, with_end
+from jaxspec.checkpoints.chat_template import (
+    check_message,
+    cut_at_end,
+    for_template,
+    render,
+    with_arguments,
+    with_end,
+)
 from jaxspec.checkpoints.tokenizer_files import CONFIG, FILE, TEMPLATE, check_files, explained, without_panics
 from jaxspec.core import validate
 from jaxspec.io.files import FileFormatError, as_path, read_json, write_text
@@ -283,7 +290,7 @@ class Tokenizer:
 
         Args:
           messages: dictionaries with `role` and `content`: a text, or a list of parts `{"type": "text", "text": ...}`.
-            A message with `tool_calls` may have no content.
+            A message with `tool_calls` may have no content. Arguments of calls are objects, or their JSON.
           add_generation_prompt: whether to open the assistant's next turn.
           continue_final_message: whether the prompt ends with the text of the last message, which the model continues;
             then no turn is opened.
@@ -306,15 +313,16 @@ class Tokenizer:
         _check_variables(variables, tools)
         if tools is not None and not re.search(r"\btools\b", self._chat_template):
             raise ValueError("this model's chat template has no place for tools; leave them out")
+        write = functools.partial(
+            render,
+            self._chat_template,
+            special_tokens=self._special,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            tools=tools,
+            more=variables,
+        )
         try:
-            text = render(
-                self._chat_template,
-                for_template(self._chat_template, messages),
-                self._special,
-                add_generation_prompt=add_generation_prompt and not continue_final_message,
-                tools=tools,
-                more=variables,
-            )
+            text = with_arguments(for_template(self._chat_template, messages), write)
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the model's chat template refuses these messages: {error}") from error
         if continue_final_message:

@@ -10,6 +10,7 @@ from jaxspec.checkpoints.gguf import read_gguf
 from jaxspec.checkpoints.gguf_tokenizer import build_tokenizer
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.io.files import FileFormatError
+from tests._fixtures import text_models
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "tokenizer_smollm2.json").read_text("utf-8"))
 
@@ -252,6 +253,45 @@ def test_chat_template_errors():
         tokenizer.apply_chat_template([{"role": "user", "content": image}])
     with pytest.raises(TypeError, match="the text of a part of a message must be a string, got NoneType"):
         tokenizer.apply_chat_template([{"role": "user", "content": [{"type": "text"}]}])
+
+
+_QUOTES, _JOINS, _ASKS = (
+    "{{ one.function.arguments | tojson }}",
+    "{{ '<' + one.function.arguments }}",
+    "{{ one.function.arguments if one.function.arguments is string else one.function.arguments | tojson }}",
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "given", "rendered"),
+    [
+        (_QUOTES, {"x": "é"}, '{"x": "é"}'),
+        (_QUOTES, '{"x": "é"}', '{"x": "é"}'),
+        (_QUOTES, "{}", "{}"),
+        (_QUOTES, "", "{}"),
+        (_QUOTES, "half {", '"half {"'),
+        ("{{ one.function | tojson }}", '{"x":1}', '{"name": "f", "arguments": {"x": 1}}'),
+        ("{% for name, x in one.function.arguments.items() %}{{ name }}={{ x }}{% endfor %}", '{"x":1}', "x=1"),
+        (_JOINS, {"x": "é"}, '<{"x": "é"}'),
+        (_JOINS, '{"x":1}', '<{"x":1}'),
+        (_ASKS, {"x": 1}, '{"x": 1}'),
+        (_ASKS, '{"x":1}', '{"x":1}'),
+        ("{{ one.function.arguments }}", '{"x":1}', '{"x":1}'),
+    ],
+)
+def test_arguments_of_calls_are_objects_or_their_json(template, given, rendered):
+    template = f"{{% for one in messages[0].tool_calls %}}{template}{{% endfor %}}"
+    tokenizer = text_models.byte_level(chat_template=template)
+    message = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": given}}]}
+    assert tokenizer.decode(tokenizer.apply_chat_template([message])) == rendered
+    assert message["tool_calls"] == [{"function": {"name": "f", "arguments": given}}]
+
+
+def test_arguments_that_no_form_of_is_taken():
+    tokenizer = text_models.byte_level(chat_template="{{ messages[0].tool_calls[0].function.arguments.x.y }}")
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    with pytest.raises(ValueError, match="refuses these messages"):
+        tokenizer.apply_chat_template([{"role": "assistant", "tool_calls": [call]}])
 
 
 @pytest.mark.parametrize(

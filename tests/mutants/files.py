@@ -264,6 +264,13 @@ MUTANTS = (
         ("tests/checkpoints/test_tokenizer.py::test_texts_are_split_as_the_name_says",),
     ),
     Mutant(
+        "arguments of a call that are JSON are quoted as a text",
+        "checkpoints/chat_template.py",
+        "if form is not None or not any(one in text for one in quoted):",
+        "if True:",
+        ("tests/checkpoints/test_tokenizer.py::test_arguments_of_calls_are_objects_or_their_json",),
+    ),
+    Mutant(
         "a row that is too deep ends the file",
         "serving/completion.py",
         "except (ValueError, RecursionError) as error:",
