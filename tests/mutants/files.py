@@ -271,6 +271,13 @@ MUTANTS = (
         ("tests/checkpoints/test_tokenizer.py::test_arguments_of_calls_are_objects_or_their_json",),
     ),
     Mutant(
+        "a decoder's own sign for a space is not read",
+        "checkpoints/token_bytes.py",
+        'replaced.append((old, " "))',
+        'replaced.append(("▁", " "))',
+        ("tests/text/test_detokenizer.py::test_pieces_are_what_a_decoder_makes_of_the_tokens",),
+    ),
+    Mutant(
         "a row that is too deep ends the file",
         "serving/completion.py",
         "except (ValueError, RecursionError) as error:",
