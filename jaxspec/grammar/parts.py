@@ -69,6 +69,15 @@ def literals(part: Any) -> str:
     return "\n".join(map(literals, inner))
 
 
+def has_schema(part: Any) -> bool:
+    """Returns whether a checked part holds a schema; without one, it is a regular expression."""
+    if isinstance(part, list):
+        return any(map(has_schema, part))
+    if isinstance(part, str) or "regex" in part:
+        return False
+    return "schema" in part or has_schema(part.get("any", part.get("repeat")))
+
+
 def pattern(part: Any) -> str | None:
     """Returns a checked part as a regular expression; `None` if a schema in it has none."""
     if isinstance(part, str):

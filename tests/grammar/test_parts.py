@@ -24,6 +24,10 @@ CASES = [
     ([{"any": ["", "x"]}, "y"], ["y", "xy"], ["x", "xxy"]),
     (["<", {"regex": "[a-z]*"}, "", ["end>"]], ["<end>", "<aend>"], ["<>", "<a>", "<end>>"]),
     ([["<a>", {"regex": "([^<]|<b>)*"}], "</a>", "x"], ["<a></a>x", "<a><b>c</a>x"], ["<a>", "<a></a>", "<a></a>xx"]),
+    # Without a schema, an expression may hold what comes after it.
+    ([{"regex": "a*"}, {"regex": "(a|b)c?"}, ", "], ["aaa, ", "bc, "], [", ", "aab"]),
+    ([{"regex": "[^<]*"}, "\n"], ["\n", "a\nb\n"], ["a", "<\n"]),
+    ([{"repeat": {"any": ["call", {"regex": "a*"}]}}, {"regex": "a|b"}], ["callaa", "acallb"], ["call", "aac"]),
 ]
 
 
