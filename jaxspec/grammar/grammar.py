@@ -72,7 +72,7 @@ class Grammar:
             return
         try:
             found = json.loads(self.source)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"source must be JSON for kind={self.kind!r}: {error}; {made}") from None
         if not isinstance(found, expected):
             raise TypeError(f"source must be the JSON of a {expected.__name__}, got {self.source!r:.80}; {made}")
