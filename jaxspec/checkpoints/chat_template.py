@@ -110,6 +110,16 @@ def for_template(template: str, messages: Sequence[Mapping[str, Any]]) -> Sequen
     return [{**one, "content": text_of(one)} if parts else one for one, parts in zip(messages, in_parts, strict=True)]
 
 
+def with_tool_use(default: str | None, tool_use: str | None) -> str | None:
+    """Returns one template that renders as the first, or with functions as the second, if there are both."""
+    if default is None or tool_use is None:
+        return default
+    # A block swallows the newline after it, and spaces before it that begin a line.
+    start, end = "\n", "{{ '' }}"
+    first, second = (one.removeprefix("\ufeff").removesuffix("\n") for one in (default, tool_use))
+    return f"{{% if tools is not none %}}{start}{second}{end}{{% else %}}{start}{first}{end}{{% endif %}}"
+
+
 def with_arguments(messages: Sequence[Mapping[str, Any]], write: Callable[[Sequence[Mapping[str, Any]]], str]) -> str:
     """Returns the conversation that `write` makes of checked messages, with the arguments of calls in a form it takes.
 

@@ -16,13 +16,14 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
+from jaxspec.checkpoints.chat_template import with_tool_use
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.families.settings import COUNT, FLAG, NUMBER, TEXT, TEXTS, SettingError, check_settings, integer, list_of
 from jaxspec.families.table import find_gguf_family
 
 _logger = logging.getLogger(__name__)
 
-_KEY = "tokenizer.ggml."
+_KEY, _TEMPLATE, _TOOL_USE = "tokenizer.ggml.", "tokenizer.chat_template", "tokenizer.chat_template.tool_use"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "▁"
 
@@ -44,7 +45,7 @@ _DEEPSEEK_CODER_SPLITS = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5
 _ENDING = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _IDS = tuple(f"{name}_token_id" for name in ("bos", "unknown", *_ENDING))
 _METADATA = {
-    **dict.fromkeys((f"{_KEY}model", f"{_KEY}pre", "tokenizer.chat_template"), TEXT),
+    **dict.fromkeys((f"{_KEY}model", f"{_KEY}pre", _TEMPLATE, _TOOL_USE), TEXT),
     **dict.fromkeys((f"{_KEY}tokens", f"{_KEY}merges"), TEXTS),
     f"{_KEY}scores": list_of(NUMBER, "numbers that float32 holds"),
     f"{_KEY}token_type": list_of(integer(0, 6), "integers from 0 to 6"),
@@ -135,7 +136,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         backend,
         special_tokens=special,
         eos_token_ids=_ends(metadata, tokens),
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=with_tool_use(metadata.get(_TEMPLATE), metadata.get(_TOOL_USE)),
     )
 
 

@@ -24,6 +24,7 @@ from jaxspec.checkpoints.chat_template import (
     render,
     with_arguments,
     with_end,
+    with_tool_use,
 )
 from jaxspec.checkpoints.token_bytes import TokenBytes
 from jaxspec.checkpoints.tokenizer_files import CONFIG, FILE, TEMPLATE, check_files, explained, without_panics
@@ -113,7 +114,8 @@ class Tokenizer:
         If the folder has a `tokenizer.json`, that file alone says how texts are encoded, for any `tokenizer_class`:
         `transformers.PreTrainedTokenizerFast` reads it. Otherwise `transformers.AutoTokenizer` builds the tokenizer.
         The end tokens are those of `generation_config.json`, `config.json` and the tokenizer. The chat template is in
-        `chat_template.jinja`, `tokenizer_config.json` or `chat_template.json`. Code in the folder is not run.
+        `chat_template.jinja`, `tokenizer_config.json` or `chat_template.json`, and one called `tool_use` is rendered
+        if there are functions. Code in the folder is not run.
 
         Args:
           path: the folder.
@@ -138,7 +140,7 @@ class Tokenizer:
         if isinstance(template, list):
             template = {one["name"]: one["template"] for one in template}
         if isinstance(template, Mapping):
-            template = template.get("default")
+            template = with_tool_use(template.get("default"), template.get("tool_use"))
         ends = [] if loaded.eos_token_id is None else [loaded.eos_token_id]
         for name in _ENDS:
             values = configs.get(name, {})

@@ -278,6 +278,20 @@ MUTANTS = (
         ("tests/text/test_detokenizer.py::test_pieces_are_what_a_decoder_makes_of_the_tokens",),
     ),
     Mutant(
+        "a folder's own template for functions is not read",
+        "checkpoints/tokenizer.py",
+        'template.get("tool_use")',
+        "None",
+        ("tests/checkpoints/test_tokenizer_files.py::test_a_template_for_functions_is_rendered_where_there_are_some",),
+    ),
+    Mutant(
+        "parts without a schema are a grammar's rules on the host",
+        "grammar/grammar.py",
+        "and parts.has_schema(found := json.loads(self.source)):",
+        "and (found := json.loads(self.source)):",
+        ("tests/grammar/test_parts.py::test_both_take_the_same_texts",),
+    ),
+    Mutant(
         "a row that is too deep ends the file",
         "serving/completion.py",
         "except (ValueError, RecursionError) as error:",
