@@ -2,10 +2,11 @@
 
 GGUF names the kind of tokenizer (`gpt2`: byte-level BPE, `llama`: SentencePiece BPE) and, for the first, how text is
 split before merging (`tokenizer.ggml.pre`). This module defines those names, after the tokenizers that the models were
-released with.
+released with, and, where a file has no name, as llama.cpp does.
 """
 
 import dataclasses
+import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,24 +16,36 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
+from jaxspec.checkpoints.chat_template import with_tool_use
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.families.settings import COUNT, FLAG, NUMBER, TEXT, TEXTS, SettingError, check_settings, integer, list_of
 from jaxspec.families.table import find_gguf_family
 
-_KEY = "tokenizer.ggml."
+_logger = logging.getLogger(__name__)
+
+_KEY, _TEMPLATE, _TOOL_USE = "tokenizer.ggml.", "tokenizer.chat_template", "tokenizer.chat_template.tool_use"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "▁"
 
+_GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN_SPLIT = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# llama.cpp's own, where a file names none: of no model.
+_UNNAMED_SPLITS = (r"[\p{P}$+<=>^~|]+", _GPT2_SPLIT, r"\p{N}+", r"[0-9][0-9][0-9]")
+_DEEPSEEK_CODER_SPLITS = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+")
 
 _ENDING = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _IDS = tuple(f"{name}_token_id" for name in ("bos", "unknown", *_ENDING))
 _METADATA = {
-    **dict.fromkeys((f"{_KEY}model", f"{_KEY}pre", "tokenizer.chat_template"), TEXT),
+    **dict.fromkeys((f"{_KEY}model", f"{_KEY}pre", _TEMPLATE, _TOOL_USE), TEXT),
     **dict.fromkeys((f"{_KEY}tokens", f"{_KEY}merges"), TEXTS),
     f"{_KEY}scores": list_of(NUMBER, "numbers that float32 holds"),
     f"{_KEY}token_type": list_of(integer(0, 6), "integers from 0 to 6"),
@@ -64,33 +77,34 @@ class _Split:
     """Defines how text is split before the merges of a byte-level vocabulary.
 
     Attributes:
-      regex: matches the pieces; `None` means GPT-2's pattern.
+      regexes: match the pieces, each within those of the one before; none means GPT-2's pattern.
       single_digits: whether each digit is a separate piece.
       normal_form: whether text is normalized to Unicode's NFC.
       whole_words_first: whether a piece that is a token is kept, and not built by merges.
       adds_bos: whether encoding adds the BOS token, unless the file says otherwise.
     """
 
-    regex: str | None = None
+    regexes: tuple[str, ...] = ()
     single_digits: bool = False
     normal_form: bool = False
     whole_words_first: bool = False
     adds_bos: bool = False
 
 
-_GPT2 = _Split()
-_LLAMA3 = _Split(regex=_LLAMA3_SPLIT, whole_words_first=True, adds_bos=True)
-_SPLITS = {
-    "default": _GPT2,
-    "gpt-2": _GPT2,
-    "smollm": _Split(single_digits=True),
-    "starcoder": _Split(single_digits=True),
-    "qwen2": _Split(regex=_QWEN2_SPLIT, normal_form=True),
-    "deepseek-r1-qwen": _Split(regex=_QWEN2_SPLIT, normal_form=True),
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-}
+_LLAMA3 = _Split((_LLAMA3_SPLIT,), whole_words_first=True, adds_bos=True)
+# The names of each way to split, as llama.cpp has them.
+_NAMED: tuple[tuple[_Split, str], ...] = (
+    (_Split(_UNNAMED_SPLITS), "default"),
+    (_Split(), "gpt-2 phi-2 olmo mpt jais trillion gigachat exaone4 granite-docling roberta-bpe"),
+    (_Split(single_digits=True), "smollm starcoder refact command-r codeshell exaone minerva-7b"),
+    (_Split((_QWEN2_SPLIT,), normal_form=True), "qwen2 deepseek-r1-qwen"),
+    (_Split((_QWEN2_SPLIT,)), "stablelm2 megrez hunyuan"),
+    (_LLAMA3, "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2"),
+    (_Split((_LLAMA3_SPLIT,)), "dbrx smaug-bpe chatglm-bpe"),
+    (_Split((_TEKKEN_SPLIT,), whole_words_first=True, adds_bos=True), "tekken"),
+    (_Split(_DEEPSEEK_CODER_SPLITS, single_digits=True), "deepseek-coder"),
+)
+_SPLITS = {name: split for split, names in _NAMED for name in names.split()}
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -122,7 +136,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         backend,
         special_tokens=special,
         eos_token_ids=_ends(metadata, tokens),
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=with_tool_use(metadata.get(_TEMPLATE), metadata.get(_TOOL_USE)),
     )
 
 
@@ -156,10 +170,16 @@ def _stored_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[tokenizers.Tokenizer, bool]:
-    name = metadata.get(_KEY + "pre", "default")
+    name = metadata.get(_KEY + "pre") or "default"
     if name not in _SPLITS:
         raise SettingError(
             _KEY + "pre", f"unsupported GGUF pre-tokenizer {name!r}; supported: {', '.join(sorted(_SPLITS))}"
+        )
+    if name == "default":
+        _logger.warning(
+            "%spre names no pre-tokenizer, so texts are split as llama.cpp does then, which the model was hardly "
+            "trained with; convert the model again",
+            _KEY,
         )
     split = _SPLITS[name]
     vocab = {token: index for index, token in enumerate(tokens)}
@@ -168,9 +188,8 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[tokeniz
     stages: list[pre_tokenizers.PreTokenizer] = []
     if split.single_digits:
         stages.append(pre_tokenizers.Digits(individual_digits=True))
-    if split.regex:
-        stages.append(pre_tokenizers.Split(Regex(split.regex), behavior="isolated"))
-    stages.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.regex is None))
+    stages += [pre_tokenizers.Split(Regex(one), behavior="isolated") for one in split.regexes]
+    stages.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not split.regexes))
     backend.pre_tokenizer = pre_tokenizers.Sequence(stages)
     backend.decoder = decoders.ByteLevel()
     if split.normal_form:

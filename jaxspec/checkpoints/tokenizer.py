@@ -17,14 +17,22 @@ from typing import Any
 
 import tokenizers
 
-from jaxspec.checkpoints.chat_template import check_message, cut_at_end, for_template, render, with_end
+from jaxspec.checkpoints.chat_template import (
+    check_message,
+    cut_at_end,
+    for_template,
+    render,
+    with_arguments,
+    with_end,
+    with_tool_use,
+)
+from jaxspec.checkpoints.token_bytes import TokenBytes
 from jaxspec.checkpoints.tokenizer_files import CONFIG, FILE, TEMPLATE, check_files, explained, without_panics
 from jaxspec.core import validate
 from jaxspec.io.files import FileFormatError, as_path, read_json, write_text
 
 _logger = logging.getLogger(__name__)
 
-_BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 # A model may have others, such as image_token.
 NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _NAME = re.compile(r"[A-Za-z]\w*_token", re.ASCII)
@@ -106,7 +114,8 @@ class Tokenizer:
         If the folder has a `tokenizer.json`, that file alone says how texts are encoded, for any `tokenizer_class`:
         `transformers.PreTrainedTokenizerFast` reads it. Otherwise `transformers.AutoTokenizer` builds the tokenizer.
         The end tokens are those of `generation_config.json`, `config.json` and the tokenizer. The chat template is in
-        `chat_template.jinja`, `tokenizer_config.json` or `chat_template.json`. Code in the folder is not run.
+        `chat_template.jinja`, `tokenizer_config.json` or `chat_template.json`, and one called `tool_use` is rendered
+        if there are functions. Code in the folder is not run.
 
         Args:
           path: the folder.
@@ -131,7 +140,7 @@ class Tokenizer:
         if isinstance(template, list):
             template = {one["name"]: one["template"] for one in template}
         if isinstance(template, Mapping):
-            template = template.get("default")
+            template = with_tool_use(template.get("default"), template.get("tool_use"))
         ends = [] if loaded.eos_token_id is None else [loaded.eos_token_id]
         for name in _ENDS:
             values = configs.get(name, {})
@@ -192,7 +201,8 @@ class Tokenizer:
         validate.text("text", text, "encode texts one by one")
         validate.flag("add_special_tokens", add_special_tokens)
         try:
-            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            with without_panics():
+                ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except Exception as error:  # the library raises `Exception` itself
             said = f"the tokenizer cannot encode {validate.shown(text)}: {error}"
             raise ValueError(f"{said}; pass one with a token for unknown text") from error
@@ -206,11 +216,12 @@ class Tokenizer:
           skip_special_tokens: whether special tokens contribute nothing either.
 
         Raises:
-          TypeError, ValueError: an id is not an integer, or negative.
+          TypeError, ValueError: an id is not an integer, or negative, or the library fails over these ids.
         """
         validate.flag("skip_special_tokens", skip_special_tokens)
         ids = _ids("ids", ids)
-        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        with without_panics():
+            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, index: int, *, skip_special_tokens: bool = True) -> bytes:
         """Returns the exact bytes that a token contributes to a text, for decoding one token at a time.
@@ -224,7 +235,7 @@ class Tokenizer:
 
         Raises:
           TypeError, ValueError: the id is not an integer, or negative, or the tokenizer is neither byte-level nor
-            SentencePiece.
+            SentencePiece, or its decoder changes texts across tokens.
         """
         [index] = _ids("index", (index,))
         token = self._backend.id_to_token(index)
@@ -233,13 +244,7 @@ class Tokenizer:
         added = self._added.get(index)
         if added is not None and added.special:
             return b"" if skip_special_tokens else token.encode()
-        if self._is_byte_level:
-            alphabet = _byte_alphabet()
-            in_alphabet = all(char in alphabet for char in token)
-            return bytes(alphabet[char] for char in token) if in_alphabet else token.encode()
-        if match := _BYTE_TOKEN.match(token):
-            return bytes([int(match[1], 16)])
-        return token.replace("▁", " ").encode()
+        return self._spelling.of_token(token)
 
     def is_special(self, index: int) -> bool:
         """Returns whether a token is special, not part of any text, such as one that ends a turn."""
@@ -250,7 +255,7 @@ class Tokenizer:
     def is_byte_token(self, index: int) -> bool:
         """Returns whether a token is a SentencePiece byte, such as `<0x0A>`, which other tokens may spell too."""
         [index] = _ids("index", (index,))
-        return not self._is_byte_level and _BYTE_TOKEN.match(self._backend.id_to_token(index) or "") is not None
+        return self._spelling.is_byte(self._backend.id_to_token(index) or "")
 
     def has_tokens_of(self, other: "Tokenizer") -> bool:
         """Returns whether both have the same tokens with the same ids."""
@@ -283,7 +288,7 @@ class Tokenizer:
 
         Args:
           messages: dictionaries with `role` and `content`: a text, or a list of parts `{"type": "text", "text": ...}`.
-            A message with `tool_calls` may have no content.
+            A message with `tool_calls` may have no content. Arguments of calls are objects, or their JSON.
           add_generation_prompt: whether to open the assistant's next turn.
           continue_final_message: whether the prompt ends with the text of the last message, which the model continues;
             then no turn is opened.
@@ -306,15 +311,16 @@ class Tokenizer:
         _check_variables(variables, tools)
         if tools is not None and not re.search(r"\btools\b", self._chat_template):
             raise ValueError("this model's chat template has no place for tools; leave them out")
+        write = functools.partial(
+            render,
+            self._chat_template,
+            special_tokens=self._special,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            tools=tools,
+            more=variables,
+        )
         try:
-            text = render(
-                self._chat_template,
-                for_template(self._chat_template, messages),
-                self._special,
-                add_generation_prompt=add_generation_prompt and not continue_final_message,
-                tools=tools,
-                more=variables,
-            )
+            text = with_arguments(for_template(self._chat_template, messages), write)
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the model's chat template refuses these messages: {error}") from error
         if continue_final_message:
@@ -372,13 +378,8 @@ class Tokenizer:
         return next((count for count, one in enumerate(reversed(added)) if not one), 0)
 
     @functools.cached_property
-    def _is_byte_level(self) -> bool:
-        decoder = json.loads(self._backend.decoder.__getstate__()) if self._backend.decoder else {}
-        kinds = {stage["type"] for stage in decoder.get("decoders", [decoder]) if stage}
-        if not kinds & {"ByteLevel", "ByteFallback", "Metaspace"}:
-            supported = "supported: byte-level and SentencePiece tokenizers"
-            raise ValueError(f"the bytes of single tokens are unknown for a decoder of {sorted(kinds)}; {supported}")
-        return "ByteLevel" in kinds
+    def _spelling(self) -> TokenBytes:
+        return TokenBytes.of(self._backend.decoder)
 
 
 def _check_variables(variables: Any, tools: Any) -> None:
@@ -406,15 +407,6 @@ def _ids(name: str, ids: Any) -> list[int]:
     if min(found, default=0) < 0:
         raise ValueError(f"{name} must be at least 0, got {min(found)}; cut off the padding first")
     return found
-
-
-@functools.cache
-def _byte_alphabet() -> dict[str, int]:
-    """Returns the byte that each character represents in GPT-2's vocabulary."""
-    ranges = (("!", "~"), ("¡", "¬"), ("®", "ÿ"))
-    printable = [byte for first, last in ranges for byte in range(ord(first), ord(last) + 1)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
 
 
 @functools.cache

@@ -250,11 +250,17 @@ def over_tokens(bytewise: Automaton, tokens: list[bytes]) -> tuple[Automaton, In
     return _trimmed(whole)
 
 
-def columns_of(bytewise: Automaton, tokens: list[bytes]) -> tuple[list[Int[np.ndarray, "s"]], Int[np.ndarray, "v"]]:
+def columns_of(
+    bytewise: Automaton, tokens: list[bytes], *, most: int | None = None
+) -> tuple[list[Int[np.ndarray, "s"]], Int[np.ndarray, "v"]]:
     """Returns the distinct functions from state to next state, and the number of each token's function.
 
     The first is the identity, that of a token without bytes.
+
+    Raises:
+      TableTooLargeError: they have more than `most` entries; `None` means as many as take 1 GiB.
     """
+    most = _MOST_CELLS if most is None else most
     columns = [np.arange(len(bytewise.final), dtype=np.int32)]
     numbers = {column.tobytes(): number for number, column in enumerate(columns)}
     steps: dict[tuple[int, int], int] = {}
@@ -265,7 +271,7 @@ def columns_of(bytewise: Automaton, tokens: list[bytes]) -> tuple[list[Int[np.nd
         if found is None:
             column = bytewise.following[columns[number], kinds[byte]]
             found = numbers.setdefault(column.tobytes(), len(columns))
-            if len(columns) * len(column) > _MOST_CELLS:
+            if len(columns) * len(column) > most:
                 raise TableTooLargeError(
                     f"the automaton's {len(column) - 1} states times more than {len(columns)} classes of tokens take "
                     "over 1 GiB; use it in the text interface, where the host computes the allowed tokens"

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.processing import Processor, Prompt
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.grammar.automaton import Automaton, columns_of
+from jaxspec.grammar.automaton import Automaton, TableTooLargeError, columns_of
 from jaxspec.grammar.grammar import MOST_BYTES
 from jaxspec.grammar.texts import padded_size
 
@@ -62,17 +62,17 @@ class BannedTexts(Processor):
         """
         banned = list(banned)
         bytewise = _ends_of(banned)
-        columns, classes = columns_of(bytewise, list(tokens))
-        used, classes = np.unique(classes, return_inverse=True)
         states = len(bytewise.final) // 2
+        problem = f"{len(banned)} banned texts take tables of more than {max_bytes:,} bytes; pass fewer or shorter ones"
+        try:  # an entry of a table has three bytes, and a state here two columns' entries
+            columns, classes = columns_of(bytewise, list(tokens), most=2 * max_bytes // 3)
+        except TableTooLargeError:
+            raise ValueError(problem) from None
+        used, classes = np.unique(classes, return_inverse=True)
         shape = padded_size(states, _STATES), padded_size(len(used), _CLASSES)
         dtype = np.int16 if shape[0] < 2**15 else np.int32
-        size = shape[0] * shape[1] * (np.dtype(dtype).itemsize + 1)
-        if size > max_bytes:
-            raise ValueError(
-                f"{len(banned)} banned texts take tables of {size:,} bytes, more than {max_bytes:,}; pass fewer or "
-                "shorter ones"
-            )
+        if shape[0] * shape[1] * (np.dtype(dtype).itemsize + 1) > max_bytes:
+            raise ValueError(problem)
         table = np.zeros(shape, np.int32)
         table[:states, : len(used)] = np.stack([columns[number][:states] for number in used], axis=1)
         return cls(
@@ -117,35 +117,38 @@ class BannedTexts(Processor):
         return jax.lax.scan(step, states, jnp.moveaxis(path, 2, 0))[0]
 
 
-def _ends_of(banned: Iterable[bytes]) -> Automaton:
+def _ends_of(banned: Sequence[bytes]) -> Automaton:
     """Builds an automaton over bytes that finds banned texts.
 
-    The second half of the states repeats the first, for texts in which a banned one has ended.
+    The second half of the states repeats the first, for texts in which a banned one has ended. Bytes of no banned text
+    are one class, the last.
     """
+    used = sorted(set(b"".join(banned)))
+    classes = np.full(256, len(used), np.int32)
+    classes[used] = np.arange(len(used), dtype=np.int32)
     children: list[dict[int, int]] = [{}]
     ends: set[int] = set()
     for text in banned:
         state = 0
-        for byte in text:
-            if byte not in children[state]:
-                children[state][byte] = len(children)
+        for kind in classes[list(text)].tolist():
+            if kind not in children[state]:
+                children[state][kind] = len(children)
                 children.append({})
-            state = children[state][byte]
+            state = children[state][kind]
         ends.add(state)
     count, waiting = len(children), collections.deque([0])
-    following = np.zeros((count, 256), np.int32)
+    following = np.zeros((count, len(used) + 1), np.int32)
     shorter = [0] * count  # the longest other state with which a state's text ends
     while waiting:
         state = waiting.popleft()
         row = following[shorter[state]].copy()
-        for byte, child in children[state].items():
-            shorter[child] = int(row[byte])
+        for kind, child in children[state].items():
+            shorter[child] = int(row[kind])
             if shorter[child] in ends:
                 ends.add(child)
-            row[byte] = child
+            row[kind] = child
             waiting.append(child)
         following[state] = row
     ended = np.isin(following, list(ends))
     both = np.concatenate([following + count * ended, following + count])
-    kinds, classes = np.unique(both, axis=1, return_inverse=True)
-    return Automaton(kinds, classes.reshape(-1).astype(np.int32), np.ones(2 * count, np.bool_), 0)
+    return Automaton(both, classes, np.ones(2 * count, np.bool_), 0)

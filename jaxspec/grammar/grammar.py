@@ -72,7 +72,7 @@ class Grammar:
             return
         try:
             found = json.loads(self.source)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"source must be JSON for kind={self.kind!r}: {error}; {made}") from None
         if not isinstance(found, expected):
             raise TypeError(f"source must be the JSON of a {expected.__name__}, got {self.source!r:.80}; {made}")
@@ -147,7 +147,8 @@ class Grammar:
         Args:
           *pieces: texts, lists of parts, `{"schema": schema}`, `{"regex": pattern}`, `{"any": [part, ...]}` for one of
             several, or `{"repeat": part, "between": text}` for one or more. The name of a special token in a text
-            is that token. An expression ends where the text after it first comes, so it should not hold that text.
+            is that token. Next to schemas, an expression ends where the text after it first comes, so it should not
+            hold that text, or the beginning of what else comes after it.
 
         Raises:
           TypeError, ValueError: a part is none of these, or cannot be followed.
@@ -209,8 +210,8 @@ class Grammar:
             schema = schemas.with_bounded_numbers(json.loads(self.source))
             schema["x-guidance"] = JSON_TEXT | schema.get("x-guidance", {})
             rules = f"start: %json {json.dumps(schema)}"
-        elif self.kind == "parts":
-            rules = parts.rules(json.loads(self.source))
+        elif self.kind == "parts" and parts.has_schema(found := json.loads(self.source)):
+            rules = parts.rules(found)
         elif self.kind == "lark":
             rules = self.source
         else:

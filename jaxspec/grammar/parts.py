@@ -6,6 +6,7 @@
 {"regex": "[a-z]+"}                                        a regular expression
 """
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from jaxspec.grammar.dialect import JSON_TEXT
 from jaxspec.grammar.normalized import normalized
 
 _FORM = 'pass texts and objects such as {"schema": {...}}, {"any": [...]}, {"repeat": ...} or {"regex": "..."}'
+_DEEPEST = 100
 # The schema of the arguments of a function without any, as it is followed.
 _EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -36,14 +38,17 @@ def check(pieces: list[Any]) -> None:
     _checked(pieces, schemas.as_dict)
 
 
-def _checked(part: Any, read: Callable[[Any], dict[str, Any]]) -> Any:
-    """Returns a part with its schemas read, which are then known to be followed."""
+def _checked(part: Any, read: Callable[[Any], dict[str, Any]], inside: int = 0) -> Any:
+    """Returns a part with its schemas read, which are then known to be followed; `inside` counts those around it."""
+    if inside > _DEEPEST:
+        raise ValueError(f"a part of a grammar is inside of {inside} others; nest at most {_DEEPEST}")
+    checked = functools.partial(_checked, read=read, inside=inside + 1)
     if isinstance(part, str):
         return checked_text("a part", part)
     if isinstance(part, list | tuple):
         if not part:
             raise ValueError("a grammar of parts needs a part, got none; pass a text, say")
-        return [_checked(one, read) for one in part]
+        return [checked(one) for one in part]
     if not isinstance(part, dict):
         raise TypeError(f"a part of a grammar must be a text, a list or an object, got {shown(part)}; {_FORM}")
     keys = set(part)
@@ -53,9 +58,9 @@ def _checked(part: Any, read: Callable[[Any], dict[str, Any]]) -> Any:
     if keys == {"regex"}:
         return {"regex": without_anchors(checked_text("regex", part["regex"]))}
     if keys == {"any"} and isinstance(part["any"], list | tuple) and part["any"]:
-        return {"any": [_checked(one, read) for one in part["any"]]}
+        return {"any": [checked(one) for one in part["any"]]}
     if "repeat" in keys and keys <= {"repeat", "between"}:
-        return {"repeat": _checked(part["repeat"], read), "between": checked_text("between", part.get("between", ""))}
+        return {"repeat": checked(part["repeat"]), "between": checked_text("between", part.get("between", ""))}
     raise ValueError(f"a part of a grammar has an unknown form, got {shown(part)}; {_FORM}")
 
 
@@ -67,6 +72,15 @@ def literals(part: Any) -> str:
         return "\n".join(map(literals, part))
     inner = [part.get("any", []), part.get("repeat", []), part.get("between", "")]
     return "\n".join(map(literals, inner))
+
+
+def has_schema(part: Any) -> bool:
+    """Returns whether a checked part holds a schema; without one, it is a regular expression."""
+    if isinstance(part, list):
+        return any(map(has_schema, part))
+    if isinstance(part, str) or "regex" in part:
+        return False
+    return "schema" in part or has_schema(part.get("any", part.get("repeat")))
 
 
 def pattern(part: Any) -> str | None:

@@ -97,17 +97,17 @@ def as_dict(schema: Any) -> dict[str, Any]:
 
 
 def pattern(schema: dict[str, Any]) -> str | None:
-    """Returns a regular expression for a schema's JSON; `None` if it would be too large, or not enforce all of it.
+    """Returns a regular expression for a schema's JSON; `None` if it is too large or would not enforce all.
 
     Integers have at most `MOST_DIGITS` digits. There is no white space
     between elements, as in `json.dumps(..., separators=(",", ":"))`: otherwise drafts could not predict it.
     """
-    if _size(schema, schema, (), {}) > _MOST_PARTS or not _covered(schema, schema, ()):
-        return None
-    build = needed("outlines_core.json_schema").build_regex_from_schema
     try:
+        if _size(schema, schema, (), {}) > _MOST_PARTS or not _covered(schema, schema, ()):
+            return None
+        build = needed("outlines_core.json_schema").build_regex_from_schema
         found = build(json.dumps(_unescaped(schema)), "")
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):  # of hundreds of references that follow each other
         return None
     found = _INTEGER.sub(f"(0|[1-9][0-9]{{0,{MOST_DIGITS - 1}}})", found)
     return functools.reduce(lambda text, pair: text.replace(*pair), _AS_THE_HOST.items(), found)
@@ -255,8 +255,12 @@ def _inside(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def _check_ends(schema: dict[str, Any]) -> None:
     """Raises `ValueError` if what a reference leads to requires itself, since its texts would never end."""
     names, ending = references(schema), set[str]()
-    while found := {name for name in names - ending if _ends(referred(name, schema), ending)}:
-        ending |= found
+    count = -1
+    while len(ending) > count:
+        count = len(ending)
+        for name in sorted(names - ending, reverse=True):  # those that others need often come last
+            if _ends(referred(name, schema), ending):
+                ending.add(name)
     if endless := sorted(names - ending):
         raise ValueError(f"the schema requires {endless[0]} within itself, so no text can end; make it optional")
 

@@ -4,7 +4,6 @@ tools            go into the chat template; "required" and a named function beco
 thinking         the template's tags; a grammar begins after it, a budget ends it
 """
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from jaxspec.core.validate import shown
 from jaxspec.grammar import Grammar, ThinkingBudget
 from jaxspec.grammar.schema import as_dict
 from jaxspec.grammar.texts import named_tokens
-from jaxspec.serving.calls import is_text, json_text
+from jaxspec.serving.calls import is_text
 from jaxspec.serving.channels import MARKS, ChannelReader, final_part, turn_parts
 from jaxspec.serving.errors import ApiError
 from jaxspec.serving.families import Family, Tags, family_of, has_channels, known_families, tags_of, unread_family
@@ -221,33 +220,17 @@ def read_conversation(values: Mapping[str, Any], tokenizer: Tokenizer) -> Conver
 
 
 def _prompt(messages: list[dict[str, Any]], tools: Tools, values: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
-    """Returns the prompt. The arguments of earlier calls are objects, or text for a template that fails over those."""
-    write = lambda turns: tokenizer.apply_chat_template(  # noqa: E731
-        turns,
-        add_generation_prompt=values.get("add_generation_prompt", True),
-        continue_final_message=values.get("continue_final_message", False),
-        tools=tools.given,
-        variables=_variables(values),
-    )
+    """Returns the prompt."""
     try:
-        return write(messages)
+        return tokenizer.apply_chat_template(
+            messages,
+            add_generation_prompt=values.get("add_generation_prompt", True),
+            continue_final_message=values.get("continue_final_message", False),
+            tools=tools.given,
+            variables=_variables(values),
+        )
     except (TypeError, ValueError) as error:
-        failed = error
-    if any("tool_calls" in one for one in messages):
-        with contextlib.suppress(TypeError, ValueError):
-            return write([_with_text_arguments(one) for one in messages])
-    raise ApiError(400, str(failed), param="messages") from None
-
-
-def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """Returns a message whose calls have their arguments as JSON."""
-    if "tool_calls" not in message:
-        return message
-    calls = [
-        {**one, "function": {**one["function"], "arguments": json_text(one["function"]["arguments"])}}
-        for one in message["tool_calls"]
-    ]
-    return {**message, "tool_calls": calls}
+        raise ApiError(400, str(error), param="messages") from None
 
 
 def read_tools(values: Mapping[str, Any], template: str, *, any_notation: bool = False) -> Tools:

@@ -39,7 +39,7 @@ class Detokenizer:
         self._stray = self._stray_byte_token()
         self._joins_a_run: dict[int, bool] = {}
         self._began = any(map(tokenizer.token_bytes, before))
-        self._drops_space = False
+        self._dropped = 0
 
     def push(self, ids: Iterable[int]) -> str:
         """Adds tokens; returns the text that they made certain."""
@@ -56,17 +56,17 @@ class Detokenizer:
         if not self._began:
             self._began = True
             shown = len(data.decode(errors="replace"))
-            self._drops_space = data.startswith(b" ") and len(self._tokenizer.decode([index])) < shown
+            # One, or all of a first token that is nothing else.
+            self._dropped = shown - len(self._tokenizer.decode([index])) if data.startswith(b" ") else 0
         if self._is_run_token(index, data):
             self._run += data
             return ""
         return self._close_run() + self._characters.decode(data)
 
     def _without_first_space(self, text: str) -> str:
-        if not (text and self._drops_space):
-            return text
-        self._drops_space = False
-        return text.removeprefix(" ")
+        while text and self._dropped > 0:
+            self._dropped, text = (self._dropped - 1, text[1:]) if text[0] == " " else (0, text)
+        return text
 
     def _close_run(self) -> str:
         run, self._run = bytes(self._run), bytearray()

@@ -155,6 +155,11 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Writer]] = {
     "gptq, no index": (_GPTQ, _P(_gptq, index="missing")),
     "gptq, index of zeros": (_GPTQ, _P(_gptq, index="unset")),
     "gptq, a shorter last group": (_GPTQ | {"group_size": 20}, _P(_gptq, group=20, index="missing")),
+    "gptq, bits of a module": (
+        _GPTQ | {"dynamic": {"+:.*": {"bits": 8}}, "checkpoint_format": "gptq_v2"},
+        _P(_gptq, bits=8, group=8, v2=True),
+    ),
+    "gptq, groups of a module": (_GPTQ | {"dynamic": {"+:.*": {}}}, _P(_gptq, group=8, index="missing")),
     "awq": (_AWQ, _awq),
     "awq, symmetric": (_AWQ | {"zero_point": False}, _P(_awq, zeros=False)),
     "packed": (_PACKED, _packed),

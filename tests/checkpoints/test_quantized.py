@@ -135,7 +135,9 @@ def test_biases_of_zeros_are_no_part_of_the_model(tmp_path):
 
 
 def test_scales_of_activations_are_left_alone(tmp_path):
-    extra = {f"{PART}input_scale": np.ones(1, np.float32), "model.layers.0.self_attn.k_scale": np.ones((), np.float32)}
+    names = (f"{PART}input_scale", f"{PART}act_scale", f"{PART}input_scale_ub", "model.layers.0.self_attn.k_scale")
+    older = ("model.layers.0.self_attn.kv_scale", "model.layers.0.self_attn.prob_output_scale")
+    extra = {name: np.ones(1, np.float32) for name in (*names, *older)}
     quantized_folders.write(tmp_path, "float8", **extra)
     assert not extra.keys() & read_huggingface_checkpoint(tmp_path).tensors.keys()
 

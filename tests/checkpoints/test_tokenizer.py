@@ -10,8 +10,21 @@ from jaxspec.checkpoints.gguf import read_gguf
 from jaxspec.checkpoints.gguf_tokenizer import build_tokenizer
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.io.files import FileFormatError
+from tests._fixtures import text_models
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "tokenizer_smollm2.json").read_text("utf-8"))
+
+
+def _byte_level(split):
+    """The 256 bytes, a start, and a word that no merges build."""
+    tokens = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": [*tokens, "<s>", "ab"],
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.bos_token_id": 256,
+    }
+    return metadata | ({} if split is None else {"tokenizer.ggml.pre": split})
 
 
 @pytest.fixture(scope="session")
@@ -123,6 +136,31 @@ def test_sentencepiece_without_ids_has_those_of_llama_cpp():
     assert build_tokenizer(bare) == build_tokenizer(_sentencepiece())
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "pieces"),
+    [
+        ("olmo", "ab (x) 1234, a", "ab| (|x|)| 1234|,| a"),
+        ("refact", "ab (x) 1234, a", "ab| (|x|)| |1|2|3|4|,| a"),
+        ("dbrx", "ab (x) 1234, a", "ab| (|x|)| |123|4|,| a"),
+        ("tekken", "abC Dé 12 /\n", "ab|C| Dé| |1|2| /\n"),
+        ("deepseek-coder", "ab (x) 12中\na", "ab| (|x|)| |1|2|中|\n|a"),
+        # llama.cpp's own splits, which no model was trained with.
+        ("default", "ab (x) 1234, a", "ab| |(|x|)| |123|4|,| a"),
+        ("", "a  b\n", "a| | b|\n"),
+        (None, "a<b> 12345", "a|<|b|>| |123|45"),
+    ],
+)
+def test_texts_are_split_as_the_name_says(caplog, name, text, pieces):
+    splits = build_tokenizer(_byte_level(name))._backend.pre_tokenizer
+    assert [text[slice(*place)] for _, place in splits.pre_tokenize_str(text)] == pieces.split("|")
+    assert ("convert the model again" in caplog.text) == (name in ("default", "", None))
+
+
+def test_names_of_splits_say_how_words_and_starts_are_encoded():
+    ids = {name: build_tokenizer(_byte_level(name)).encode("ab") for name in ("tekken", "falcon3", "dbrx", "olmo")}
+    assert ids == {"tekken": [256, 257], "falcon3": [256, 257], "dbrx": [64, 65], "olmo": [64, 65]}
+
+
 def test_equality_is_by_content():
     left, right = build_tokenizer(_sentencepiece()), build_tokenizer(_sentencepiece())
     assert left == right and hash(left) == hash(right) and left is not right
@@ -215,6 +253,45 @@ def test_chat_template_errors():
         tokenizer.apply_chat_template([{"role": "user", "content": image}])
     with pytest.raises(TypeError, match="the text of a part of a message must be a string, got NoneType"):
         tokenizer.apply_chat_template([{"role": "user", "content": [{"type": "text"}]}])
+
+
+_QUOTES, _JOINS, _ASKS = (
+    "{{ one.function.arguments | tojson }}",
+    "{{ '<' + one.function.arguments }}",
+    "{{ one.function.arguments if one.function.arguments is string else one.function.arguments | tojson }}",
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "given", "rendered"),
+    [
+        (_QUOTES, {"x": "é"}, '{"x": "é"}'),
+        (_QUOTES, '{"x": "é"}', '{"x": "é"}'),
+        (_QUOTES, "{}", "{}"),
+        (_QUOTES, "", "{}"),
+        (_QUOTES, "half {", '"half {"'),
+        ("{{ one.function | tojson }}", '{"x":1}', '{"name": "f", "arguments": {"x": 1}}'),
+        ("{% for name, x in one.function.arguments.items() %}{{ name }}={{ x }}{% endfor %}", '{"x":1}', "x=1"),
+        (_JOINS, {"x": "é"}, '<{"x": "é"}'),
+        (_JOINS, '{"x":1}', '<{"x":1}'),
+        (_ASKS, {"x": 1}, '{"x": 1}'),
+        (_ASKS, '{"x":1}', '{"x":1}'),
+        ("{{ one.function.arguments }}", '{"x":1}', '{"x":1}'),
+    ],
+)
+def test_arguments_of_calls_are_objects_or_their_json(template, given, rendered):
+    template = f"{{% for one in messages[0].tool_calls %}}{template}{{% endfor %}}"
+    tokenizer = text_models.byte_level(chat_template=template)
+    message = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": given}}]}
+    assert tokenizer.decode(tokenizer.apply_chat_template([message])) == rendered
+    assert message["tool_calls"] == [{"function": {"name": "f", "arguments": given}}]
+
+
+def test_arguments_that_no_form_of_is_taken():
+    tokenizer = text_models.byte_level(chat_template="{{ messages[0].tool_calls[0].function.arguments.x.y }}")
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    with pytest.raises(ValueError, match="refuses these messages"):
+        tokenizer.apply_chat_template([{"role": "assistant", "tool_calls": [call]}])
 
 
 @pytest.mark.parametrize(

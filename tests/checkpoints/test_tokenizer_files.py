@@ -1,5 +1,6 @@
 """The files of a tokenizer: errors name the wrong entry."""
 
+import functools
 import json
 import random
 
@@ -7,6 +8,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from jaxspec.checkpoints.chat_template import render
+from jaxspec.checkpoints.gguf_tokenizer import build_tokenizer
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.io.files import FileFormatError
 from tests._fixtures.text_models import byte_level, sentencepiece
@@ -161,6 +164,31 @@ def test_templates_with_names_and_tokens_with_flags(folder):
     read = Tokenizer.from_folder(folder)
     assert read.eos_token_ids == byte_level().eos_token_ids
     assert read.apply_chat_template([{"role": "user", "content": "x"}]) == read.encode("d")
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        "{% for m in messages %}\n{{ m.content }}\n{% endfor %}\n",
+        "\n  {% if tools %}\n{{ tools[0].f }}{% endif %}  ",
+        " \n{%- set x = 1 %} {{ x }} \n\n",
+        "  {% if 1 %}y{% endif %}\n\n",
+        "\ufeff{% macro f(x) %}{{ x }}{% endmacro %}{{ f(messages[0].content) -}} \n",
+    ],
+)
+def test_a_template_for_functions_is_rendered_where_there_are_some(folder, one):
+    values, other = json.loads((folder / "tokenizer_config.json").read_text()), "a{# no #} {{ tools }} "
+    for default, tool_use in ((one, other), (other, one)):
+        named = [{"name": "default", "template": default}, {"name": "tool_use", "template": tool_use}]
+        (folder / "tokenizer_config.json").write_text(json.dumps(values | {"chat_template": named}))
+        read = Tokenizer.from_folder(folder).chat_template
+        for template, tools in ((default, None), (tool_use, [{"f": "g"}])):
+            write = functools.partial(render, special_tokens={}, add_generation_prompt=True, tools=tools)
+            message = [{"role": "user", "content": "x"}]
+            assert write(read, message) == write(template, message)
+        file = {"tokenizer.chat_template": default, "tokenizer.chat_template.tool_use": tool_use}
+        file |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": ["a"]}
+        assert build_tokenizer(file).chat_template == read
 
 
 def test_a_key_that_stands_twice(folder):

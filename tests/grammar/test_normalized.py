@@ -358,9 +358,11 @@ def test_expressions_that_double_are_followed_by_the_host():
     each = {"$defs": {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}}
     each = each | {"$ref": "#/$defs/d0"}
     each["$defs"]["d40"] = {"type": "null"}
-    for schema, text in ((nested, "[[]]"), (doubled, '{"b":{}}'), (each, "null")):
+    chain = {"$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(999)} | {"d999": {"type": "null"}}}
+    chain |= {"$ref": "#/$defs/d0"}
+    for schema, text in ((nested, "[[]]"), (doubled, '{"b":{}}'), (each, "null"), (chain, "null")):
         assert accepts(schema, text)
-    for schema in (nested, doubled, {"type": "string", "maxLength": 70_000}):
+    for schema in (nested, doubled, chain, {"type": "string", "maxLength": 70_000}):
         assert Grammar.json_schema(schema).pattern is None
 
 

@@ -1,5 +1,6 @@
 """Grammars of parts: the table's expression and the host's grammar take the same texts."""
 
+import functools
 import re
 
 import pytest
@@ -24,6 +25,10 @@ CASES = [
     ([{"any": ["", "x"]}, "y"], ["y", "xy"], ["x", "xxy"]),
     (["<", {"regex": "[a-z]*"}, "", ["end>"]], ["<end>", "<aend>"], ["<>", "<a>", "<end>>"]),
     ([["<a>", {"regex": "([^<]|<b>)*"}], "</a>", "x"], ["<a></a>x", "<a><b>c</a>x"], ["<a>", "<a></a>", "<a></a>xx"]),
+    # Without a schema, an expression may hold what comes after it.
+    ([{"regex": "a*"}, {"regex": "(a|b)c?"}, ", "], ["aaa, ", "bc, "], [", ", "aab"]),
+    ([{"regex": "[^<]*"}, "\n"], ["\n", "a\nb\n"], ["a", "<\n"]),
+    ([{"repeat": {"any": ["call", {"regex": "a*"}]}}, {"regex": "a|b"}], ["callaa", "acallb"], ["call", "aac"]),
 ]
 
 
@@ -62,6 +67,14 @@ def test_wrong_parts_are_named(wrong):
         Grammar.parts({"regex": "a^b"})
     with pytest.raises(ValueError, match="schema"):
         Grammar.parts({"schema": {"enum": []}})
+
+
+def test_parts_that_are_too_deep_are_named():
+    part = functools.reduce(lambda inner, _: [inner], range(2000), "a")
+    with pytest.raises(ValueError, match="inside of 101 others; nest at most 100"):
+        Grammar.parts(part)
+    with pytest.raises(ValueError, match="recursion"):
+        Grammar("parts", "[" * 10_000 + "]" * 10_000)
 
 
 def test_the_name_of_a_special_token_is_that_token():

@@ -1,9 +1,13 @@
 """Incremental detokenization and stop strings."""
 
+import itertools
 import random
 
 import pytest
+import tokenizers
+from tokenizers import decoders
 
+from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.text.detokenizer import Detokenizer, StopStrings, decode_after, token_text
 from jaxspec.text.result import RowText
 from tests._fixtures import text_models
@@ -43,6 +47,47 @@ def test_pieces_of_any_tokens_are_what_decode_makes_of_them(kind):
         if trial % 3 == 0:
             ids = tokenizer.encode(rng.choice(["😀 é", " a", "\n\n"])) + ids
         assert "".join(_in_pieces(tokenizer, ids, rng)) == tokenizer.decode(ids)
+
+
+def _with_decoder(*stages):
+    backend = tokenizers.Tokenizer.from_str(text_models.sentencepiece()._backend.to_str())
+    backend.pre_tokenizer, backend.decoder = None, decoders.Sequence(list(stages))
+    return Tokenizer(backend)
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        (decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()),
+        (decoders.Metaspace(),),
+        (decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="always"), decoders.Fuse()),
+        (decoders.ByteFallback(), decoders.Metaspace(replacement="é")),
+        (decoders.ByteFallback(), decoders.Fuse()),
+        (decoders.Sequence([decoders.Replace("a", "éé")]), decoders.ByteFallback()),
+    ],
+)
+def test_pieces_are_what_a_decoder_makes_of_the_tokens(stages):
+    tokenizer = _with_decoder(*stages)
+    ids = range(259, tokenizer.vocab_size)  # pieces, and two bytes of the 256
+    for pair in itertools.product((13, 0xC3 + 3, *ids), repeat=2):
+        assert "".join(_in_pieces(tokenizer, list(pair), random.Random(0))) == tokenizer.decode(pair), pair
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [decoders.Replace("\n ", "\n"), decoders.Strip(" ", 2, 0), decoders.Strip("_", 1, 0), decoders.WordPiece()],
+)
+def test_a_decoder_that_changes_whole_texts_is_refused(stage):
+    tokenizer = _with_decoder(decoders.ByteFallback(), decoders.Fuse(), stage)
+    with pytest.raises(ValueError, match="bytes of single tokens are unknown, since the decoder .* has {'type'"):
+        tokenizer.token_bytes(5)
+
+
+def test_a_panic_of_the_library_is_an_error():
+    # It looks for a space after the end of an empty text.
+    tokenizer = _with_decoder(decoders.Replace("a", ""), decoders.Strip(" ", 0, 1))
+    with pytest.raises(ValueError, match="the library panics: index out of bounds"):
+        tokenizer.decode([text_models.sentencepiece()._backend.token_to_id("a")])
 
 
 def test_a_character_appears_when_its_last_byte_does():

@@ -3,7 +3,7 @@
 `qweight` `[in * bits / 32, out]` packs consecutive inputs of an output into words, `scales` `[groups, out]` and
 `qzeros` `[groups, out * bits / 32]` hold a scale and a zero for each group of inputs, and `g_idx` `[in]` the group of
 each input. Groups are not in order if inputs were quantized in the order of their activations (`desc_act`); such
-weights are read only as floats.
+weights are read only as floats. With `dynamic`, modules may have other bits and groups, which their shapes say.
 """
 
 from collections.abc import Mapping
@@ -13,21 +13,25 @@ import numpy as np
 
 from jaxspec.checkpoints.quantized.module import SCALES, Layout, Module, grouped_tensor, runs, unpack, without_zeros
 from jaxspec.families.base import Grouped, LazyTensor
-from jaxspec.families.settings import FLAG, Setting
+from jaxspec.families.settings import FLAG, Setting, table_of
 
-_V1, _V2 = "gptq", "gptq_v2"
+_BITS, _V1, _V2 = (4, 8), "gptq", "gptq_v2"
 _FORMAT = Setting(f"{_V1!r} or {_V2!r}", lambda x: x in (_V1, _V2))
 SETTINGS = {
-    "bits": Setting("4 or 8", lambda x: type(x) is int and x in (4, 8)),
+    "bits": Setting("4 or 8", lambda x: type(x) is int and x in _BITS),
     "group_size": Setting("a number of inputs, or -1 for all", lambda x: type(x) is int and (x > 0 or x == -1)),
     "sym": FLAG,
+    "dynamic": table_of({}).or_null(),
     **dict.fromkeys(("checkpoint_format", "format"), _FORMAT.or_null()),
 }
 
 
 def _read(module: Module, settings: Mapping[str, Any]) -> LazyTensor:
-    bits: int = settings["bits"]
     rows, outputs = module.find("qweight", ("I32",), (None, None)).shape
+    bits: int = settings["bits"]
+    if settings.get("dynamic"):
+        words = module.find("qzeros", ("I32",), (None, None)).shape[1]
+        bits = next((one for one in (bits, *_BITS) if words == -(-outputs * one // 32)), bits)
     inputs = rows * 32 // bits
     groups, _ = module.find("scales", SCALES, (None, outputs)).shape
     if groups == 0:
@@ -39,7 +43,9 @@ def _read(module: Module, settings: Mapping[str, Any]) -> LazyTensor:
     def read() -> tuple[Grouped, np.ndarray | None]:
         values = unpack(module.read("qweight").T, bits)
         index = _read_groups(module, settings, inputs, groups)
-        zero = _read_zero(module, settings, values, runs(inputs, inputs // groups) if index is None else index)
+        zero = _read_zero(
+            module, {**settings, "bits": bits}, values, runs(inputs, inputs // groups) if index is None else index
+        )
         scale = np.ascontiguousarray(module.read_scale("scales").T)
         return Grouped(values, scale, without_zeros(zero), bits), index
 
@@ -74,6 +80,8 @@ def _read_groups(module: Module, settings: Mapping[str, Any], inputs: int, group
         return module.read_groups("g_idx", inputs, groups)
     size = settings.get("group_size", -1)
     size = inputs if size == -1 else size
+    if settings.get("dynamic") and -(-inputs // size) != groups and inputs % groups == 0:
+        size = inputs // groups
     if -(-inputs // size) != groups:
         raise module.error("scales", f"expected {-(-inputs // size)} groups of {size} inputs, got {groups}")
     return None if inputs == groups * size else runs(inputs, size)

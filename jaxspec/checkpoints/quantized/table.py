@@ -1,6 +1,7 @@
 """Lists the quantization methods by their names in `config.json`, and reads their weights."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,9 @@ from jaxspec.families.base import LazyTensor
 from jaxspec.families.settings import Setting, SettingError, check_settings
 
 _KEYS = ("quantization_config", "compression_config")  # the second in older models of compressed-tensors
-# Tensors for activations and caches, which stay floats here.
-_OF_ACTIVATIONS = tuple(
-    f".{what}_{kind}"
-    for what in ("input", "output", "activation", "k", "v", "q")
-    for kind in ("scale", "zero_point", "global_scale")
+# Tensors for activations, caches and products of attention, which stay floats here; older programs call them otherwise.
+_OF_ACTIVATIONS = re.compile(
+    r"\.((input|output|activation|act|q|k|v|kv|prob|prob_output)_(scale|zero_point|global_scale)|input_scale_ub)$"
 )
 
 
@@ -71,7 +70,7 @@ def read_quantized(
     if method is None:
         return dict(tensors)
     found: dict[str, LazyTensor] = {
-        name: tensor for name, tensor in tensors.items() if not name.endswith(_OF_ACTIVATIONS)
+        name: tensor for name, tensor in tensors.items() if not _OF_ACTIVATIONS.search(name)
     }
     for layout in method.layouts:
         for full in [name for name in found if name.endswith(f".{layout.first}")]:
