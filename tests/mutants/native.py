@@ -25,7 +25,7 @@ MUTANTS = (
         "ops/native/sampling.cpp",
         "return maximum + Log(sum.End().first);",
         "return Log(sum.End().first);",
-        (f"{_SAMPLING}::test_sums_of_exponentials_have_the_bits_of_xla[310]",),
+        ("tests/ops/test_native_sums.py::test_they_have_the_bits_of_xla[310]",),
     ),
     Mutant(
         "native kernels draw all drafts of a round with one key",

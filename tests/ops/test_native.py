@@ -192,13 +192,6 @@ def test_heads_draft_the_same(drafter):
     assert expected.stats.accepted.sum() > 0
 
 
-def test_a_head_without_caches():
-    head = medusa.conditioned_head(FLOAT, ids=IDS)
-    native = jaxspec.native_kernels(head)
-    assert isinstance(packed_weights(native)[0], NativeWeight)
-    assert native.cache_type is head.cache_type is None
-
-
 def test_bad_input(tmp_path):
     native = jaxspec.native_kernels(FLOAT)
     with pytest.raises(TypeError, match="from plain weights, got NativeWeight"):
