@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,70 +120,6 @@ def with_tool_use(default: str | None, tool_use: str | None) -> str | None:
     return f"{{% if tools is not none %}}{start}{second}{end}{{% else %}}{start}{first}{end}{{% endif %}}"
 
 
-def with_arguments(messages: Sequence[Mapping[str, Any]], write: Callable[[Sequence[Mapping[str, Any]]], str]) -> str:
-    """Returns the conversation that `write` makes of checked messages, with the arguments of calls in a form it takes.
-
-    As given, unless it fails over that. Clients of OpenAI's give JSON, which many templates would quote as a text, or
-    fail over: these get objects, and those that fail over objects get JSON.
-
-    Raises:
-      TypeError, ValueError: `write` does, in each form.
-    """
-    given = [one for message in messages for one in _arguments(message)]
-    quoted = [json.dumps(one, ensure_ascii=x) for one in given if _as_object(one) is not one for x in (False, True)]
-    failed = text = None
-    for form in (None, *([_as_object] if quoted else ()), *([_as_json] if given else ())):
-        try:
-            text = write(messages if form is None else [_with_arguments(one, form) for one in messages])
-        except (TypeError, ValueError) as error:
-            failed = failed or error
-            continue
-        if form is not None or not any(one in text for one in quoted):
-            return text
-    if text is None:
-        assert failed is not None
-        raise failed
-    return text
-
-
-def _arguments(message: Mapping[str, Any]) -> Iterator[Any]:
-    """Yields the arguments of a message's calls."""
-    for one in message.get("tool_calls") or ():
-        function = one.get("function")
-        yield (function if isinstance(function, Mapping) else one).get("arguments")
-
-
-def _with_arguments(message: Mapping[str, Any], form: Callable[[Any], Any]) -> Mapping[str, Any]:
-    """Returns a message whose calls have their arguments in another form."""
-    changed = lambda one: {**one, "arguments": form(one["arguments"])} if "arguments" in one else one  # noqa: E731
-    calls = [
-        {**one, "function": changed(one["function"])} if isinstance(one.get("function"), Mapping) else changed(one)
-        for one in message.get("tool_calls") or ()
-    ]
-    return {**message, "tool_calls": calls} if calls else message
-
-
-def _as_object(arguments: Any) -> Any:
-    """Returns arguments as an object if they are its JSON, or empty; others unchanged."""
-    if arguments is None or arguments == "":
-        return {}
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        found = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    return found if isinstance(found, dict) else arguments
-
-
-def _as_json(arguments: Any) -> str:
-    """Returns arguments as JSON; with escapes if they hold half a surrogate pair, which no UTF-8 has."""
-    if isinstance(arguments, str):
-        return arguments
-    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    return json.dumps(arguments) if re.search("[\ud800-\udfff]", text) else text
-
-
 def render(
     template: str,
     messages: Sequence[Mapping[str, Any]],
@@ -225,6 +161,10 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"thinking": found[0], **values, "reasoning_content": found[0]} if found else values
 
 
+class TemplateLimitError(ValueError):
+    """Says that a template took too much time or memory, or ended the process it ran in."""
+
+
 class _Worker:
     """Runs `chat_worker.py`, which ends with this process because its standard input then closes."""
 
@@ -241,7 +181,7 @@ class _Worker:
         )
 
     def ask(self, request: bytes) -> dict[str, str]:
-        """Returns the answer to a line of JSON; without one, ends the process and raises `ValueError`."""
+        """Returns the answer to a line of JSON; without one, ends the process and raises `TemplateLimitError`."""
         timer = threading.Timer(_SECONDS, self.process.kill)
         timer.daemon = True
         timer.start()
@@ -255,7 +195,7 @@ class _Worker:
             if not reply.endswith(b"\n"):
                 self.stop()
         if not reply.endswith(b"\n"):
-            raise ValueError(self._reason())
+            raise TemplateLimitError(self._reason())
         return json.loads(reply)
 
     def stop(self) -> None:

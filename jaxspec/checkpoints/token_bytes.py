@@ -45,9 +45,12 @@ class TokenBytes:
             match stage:
                 case {"type": "ByteLevel" | "ByteFallback" | "Fuse"}:
                     pass
-                case {"type": "Strip", "content": " ", "start": 0 | 1, "stop": 0}:
+                case {"type": "Strip", "content": " ", "start": 0 | 1, "stop": 0} if not by_token:
                     pass  # of a whole text
-                case {"type": "Replace", "pattern": {"String": old}, "content": new} if by_token:
+                # One character is within a token, also where tokens have been joined.
+                case {"type": "Replace", "pattern": {"String": old}, "content": new} if by_token or (
+                    len(old) == 1 and not is_byte_level
+                ):
                     replaced.append((old, new))
                 case {"type": "Metaspace", "replacement": old} if by_token:
                     replaced.append((old, " "))

@@ -17,12 +17,12 @@ from typing import Any
 
 import tokenizers
 
+from jaxspec.checkpoints.call_arguments import with_arguments
 from jaxspec.checkpoints.chat_template import (
     check_message,
     cut_at_end,
     for_template,
     render,
-    with_arguments,
     with_end,
     with_tool_use,
 )

@@ -4,6 +4,8 @@ import json
 from collections.abc import Container
 from typing import Any, Protocol
 
+from jaxspec.checkpoints.call_arguments import is_text, json_text
+
 _SPACE = " \t\r\n"
 _NAMES = ("name", "function")
 _ARGUMENTS = ("arguments", "parameters")
@@ -283,36 +285,6 @@ def json_of(text: str) -> Any:
         {'x': 1}
     """
     return json.loads(text, parse_constant=_no_constant)
-
-
-def json_text(value: Any) -> str:
-    """Returns a value as JSON; with escapes if it holds half a surrogate pair, which no UTF-8 has.
-
-    Raises:
-      ValueError: it holds a number that is not finite.
-
-    Example:
-        >>> from jaxspec.serving.calls import json_text
-        >>> json_text({"x": "é"})
-        '{"x": "é"}'
-    """
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return text if is_text(text) else json.dumps(value)
-
-
-def is_text(text: str) -> bool:
-    """Returns whether a text has a form in UTF-8.
-
-    Example:
-        >>> from jaxspec.serving.calls import is_text
-        >>> is_text("the sea"), is_text(chr(0xD800))
-        (True, False)
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _no_constant(name: str) -> Any:

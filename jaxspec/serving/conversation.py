@@ -9,13 +9,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from jaxspec.checkpoints.call_arguments import is_text
 from jaxspec.checkpoints.chat_template import only_thinks
 from jaxspec.checkpoints.tokenizer import SET_HERE, Tokenizer
 from jaxspec.core.validate import shown
 from jaxspec.grammar import Grammar, ThinkingBudget
 from jaxspec.grammar.schema import as_dict
 from jaxspec.grammar.texts import named_tokens
-from jaxspec.serving.calls import is_text
 from jaxspec.serving.channels import MARKS, ChannelReader, final_part, turn_parts
 from jaxspec.serving.errors import ApiError
 from jaxspec.serving.families import Family, Tags, family_of, has_channels, known_families, tags_of, unread_family

@@ -5,7 +5,8 @@ import re
 from collections.abc import Container
 from typing import Any
 
-from jaxspec.serving.calls import json_of, json_text
+from jaxspec.checkpoints.call_arguments import json_text
+from jaxspec.serving.calls import json_of
 
 _LONGEST = 256  # characters of a name
 # What a name of an argument may be; JSON allows any text.

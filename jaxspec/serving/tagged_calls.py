@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxspec.serving.calls import json_of, json_text
+from jaxspec.checkpoints.call_arguments import json_text
+from jaxspec.serving.calls import json_of
 
 # The largest number of characters of a tag with a name, and of the space before it.
 _LONGEST = 256

@@ -5,8 +5,9 @@ import logging
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+from jaxspec.checkpoints.call_arguments import is_text, json_text
 from jaxspec.checkpoints.tokenizer import Tokenizer
-from jaxspec.serving.calls import is_text, json_of, json_text
+from jaxspec.serving.calls import json_of
 from jaxspec.serving.reader import Delta, Reader, merged
 
 _LOGGER = logging.getLogger("jaxspec")

@@ -160,6 +160,7 @@ SETTINGS = {
         ({"bits": 3}, "quantization_config.bits: expected 4 or 8, got 3"),
         ({"bits": None}, "quantization_config.bits: expected 4 or 8, got None"),
         ({"bits": True}, "quantization_config.bits: expected 4 or 8, got True"),
+        ({"dynamic": {"+:.*": {"bits": 3}}}, "quantization_config.dynamic: expected the settings of modules, with 4"),
         ({"group_size": 0}, "group_size: expected a number of inputs, or -1 for all, got 0"),
         ({"sym": 1}, "quantization_config.sym: expected true or false"),
         ({"checkpoint_format": "marlin"}, "checkpoint_format: expected 'gptq' or 'gptq_v2', or null, got 'marlin'"),

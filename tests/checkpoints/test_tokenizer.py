@@ -287,6 +287,27 @@ def test_arguments_of_calls_are_objects_or_their_json(template, given, rendered)
     assert message["tool_calls"] == [{"function": {"name": "f", "arguments": given}}]
 
 
+def test_a_quoted_text_elsewhere_makes_no_objects():
+    """Only arguments that the template quotes become objects: not those that a message quotes, or are empty."""
+    template = (
+        "{% for m in messages %}{{ m.content }}{% for x in m.tool_calls %}{{ x.arguments }}{% endfor %}{% endfor %}"
+    )
+    tokenizer = text_models.byte_level(chat_template=template)
+    given = '{"x":"a"}'
+    for content, arguments in (('print("")', [given, ""]), ("null", [given, None]), (json.dumps(given), [given])):
+        calls = [{"name": "f", "arguments": one} for one in arguments]
+        messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "", "tool_calls": calls}]
+        assert given in tokenizer.decode(tokenizer.apply_chat_template(messages))
+
+
+def test_half_a_surrogate_pair_is_escaped():
+    given = json.dumps({"x": "\ud83d"})
+    tokenizer = text_models.byte_level(chat_template="{{ messages[0].tool_calls[0].arguments | tojson }}")
+    for arguments in (given, json.loads(given)):
+        message = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": arguments}]}
+        assert tokenizer.decode(tokenizer.apply_chat_template([message])) == json.dumps(given)
+
+
 def test_arguments_that_no_form_of_is_taken():
     tokenizer = text_models.byte_level(chat_template="{{ messages[0].tool_calls[0].function.arguments.x.y }}")
     call = {"function": {"name": "f", "arguments": "{}"}}

@@ -28,7 +28,8 @@ def pages_of_a_block() -> int:
 
 @glibc
 def test_a_freed_block_is_used_again():
-    assert keep_freed_memory()
+    if not keep_freed_memory():
+        pytest.skip("this glibc takes no threshold above 32 MiB")
     pages_of_a_block()
     assert pages_of_a_block() < BYTES / resource.getpagesize() / 100
 

@@ -63,6 +63,7 @@ def _with_decoder(*stages):
         (decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="always"), decoders.Fuse()),
         (decoders.ByteFallback(), decoders.Metaspace(replacement="é")),
         (decoders.ByteFallback(), decoders.Fuse()),
+        (decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " ")),
         (decoders.Sequence([decoders.Replace("a", "éé")]), decoders.ByteFallback()),
     ],
 )
@@ -79,6 +80,12 @@ def test_pieces_are_what_a_decoder_makes_of_the_tokens(stages):
 )
 def test_a_decoder_that_changes_whole_texts_is_refused(stage):
     tokenizer = _with_decoder(decoders.ByteFallback(), decoders.Fuse(), stage)
+    with pytest.raises(ValueError, match="bytes of single tokens are unknown, since the decoder .* has {'type'"):
+        tokenizer.token_bytes(5)
+
+
+def test_a_space_taken_from_each_token_is_refused():
+    tokenizer = _with_decoder(decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Strip(" ", 1, 0))
     with pytest.raises(ValueError, match="bytes of single tokens are unknown, since the decoder .* has {'type'"):
         tokenizer.token_bytes(5)
 

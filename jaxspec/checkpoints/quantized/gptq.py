@@ -13,15 +13,23 @@ import numpy as np
 
 from jaxspec.checkpoints.quantized.module import SCALES, Layout, Module, grouped_tensor, runs, unpack, without_zeros
 from jaxspec.families.base import Grouped, LazyTensor
-from jaxspec.families.settings import FLAG, Setting, table_of
+from jaxspec.families.settings import FLAG, Setting
 
 _BITS, _V1, _V2 = (4, 8), "gptq", "gptq_v2"
 _FORMAT = Setting(f"{_V1!r} or {_V2!r}", lambda x: x in (_V1, _V2))
+
+
+def _are_modules(x: Any) -> bool:
+    """Returns whether these are settings of modules by pattern, with supported bits where they have bits."""
+    each = x.values() if isinstance(x, Mapping) else [0]
+    return all(one is None or (isinstance(one, Mapping) and one.get("bits", 4) in _BITS) for one in each)
+
+
 SETTINGS = {
     "bits": Setting("4 or 8", lambda x: type(x) is int and x in _BITS),
     "group_size": Setting("a number of inputs, or -1 for all", lambda x: type(x) is int and (x > 0 or x == -1)),
     "sym": FLAG,
-    "dynamic": table_of({}).or_null(),
+    "dynamic": Setting("the settings of modules, with 4 or 8 bits", _are_modules).or_null(),
     **dict.fromkeys(("checkpoint_format", "format"), _FORMAT.or_null()),
 }
 
