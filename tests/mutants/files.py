@@ -265,9 +265,9 @@ MUTANTS = (
     ),
     Mutant(
         "arguments of a call that are JSON are quoted as a text",
-        "checkpoints/chat_template.py",
-        "if form is not None or not any(one in text for one in quoted):",
-        "if True:",
+        "checkpoints/call_arguments.py",
+        "if is_text(found) and not any(one in found for one in unwanted):",
+        "if is_text(found):",
         ("tests/checkpoints/test_tokenizer.py::test_arguments_of_calls_are_objects_or_their_json",),
     ),
     Mutant(

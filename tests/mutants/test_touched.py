@@ -43,7 +43,7 @@ def test_every_file_of_the_package_has_tests(tests_of):
             "jaxspec/ops/native/product.cpp",
             [
                 f"tests/ops/test_native{part}.py"
-                for part in ("", "_bits", "_library", "_prebuilt", "_sampling", "_sanitizers", "_wheel")
+                for part in ("", "_bits", "_library", "_prebuilt", "_sampling", "_sanitizers", "_sums", "_wheel")
             ],
         ),
         ("jaxspec/bench/peers/worker.py", ["tests/bench/test_peers.py"]),

@@ -139,7 +139,7 @@ MUTANTS = (
     ),
     Mutant(
         "half a surrogate pair is written as it is",
-        "serving/calls.py",
+        "checkpoints/call_arguments.py",
         "return text if is_text(text) else json.dumps(value)",
         "return text",
         (_PARTS,),
