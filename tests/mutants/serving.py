@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         "compilations on other processes count as hangs",
         "serving/liveness.py",
-        "return self._clock() - sum(one.compiled for one in self._processes.values())",
-        "return self._clock()",
+        "return now - self.compiled",
+        "return now",
         ("tests/serving/test_liveness.py::test_compilations_do_not_count",),
     ),
     Mutant(

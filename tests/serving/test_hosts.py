@@ -153,7 +153,8 @@ def test_a_command_that_takes_too_long_is_noticed():
     assert run.ends[0].reason is None
     run.now = 15.0
     run.leader.look()
-    assert run.ends[0].wait() == "process 1 (b) hangs: it has not completed command 1 (advance) within 15 s"
+    hangs = "process 1 (b) hangs: it has not completed command 1 (advance) within 15 s (--deadline)"
+    assert run.ends[0].wait() == hangs
 
 
 @contextlib.contextmanager
