@@ -87,7 +87,7 @@ def test_a_command_has_its_time_from_the_end_of_the_one_before_it():
 
 
 def test_compilations_side_by_side_count_once():
-    """Each process has its own time, and no process is late while another one that is behind compiles."""
+    """Each process has its own time, and none is late while another one that has not completed the command compiles."""
     run = Run()
     run.alive.sent(1, "feed")
     for seconds in range(5, 101, 5):
