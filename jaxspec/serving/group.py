@@ -8,7 +8,7 @@ width 2    b .              after some turns the row that is left moves back
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -70,11 +70,6 @@ class _Fixed:
     values: tuple[Any, ...] = dataclasses.field(metadata={"static": True})
 
 
-def drafter_for(drafter: Drafter, target: Model, width: int) -> Drafter:
-    """Returns the drafter of an engine for this number of rows."""
-    return for_rows(drafter, target, width, rests=True)
-
-
 class Group(Generic[_Job]):
     """Decodes rows of one signature. One thread at a time may call it.
 
@@ -85,15 +80,7 @@ class Group(Generic[_Job]):
       width: the number of slots; 0 before the first row.
     """
 
-    def __init__(
-        self,
-        arguments: Arguments,
-        most: int,
-        rounds: int,
-        *,
-        ahead: bool = False,
-        drafters: Mapping[int, Drafter] | None = None,
-    ) -> None:
+    def __init__(self, arguments: Arguments, most: int, rounds: int, *, ahead: bool = False) -> None:
         """Takes the arguments of its first row.
 
         Args:
@@ -101,14 +88,13 @@ class Group(Generic[_Job]):
           most: the largest number of slots.
           rounds: the largest number of rounds of one turn.
           ahead: whether nothing runs: `compile` compiles what would.
-          drafters: the drafter for each number of slots; `None` finds them.
         """
         self.ahead = ahead
         self.live: dict[int, _Job] = {}
         self.width = 0
         self.arguments, self._most, self._rounds = arguments, most, rounds
         self._round = round_of(arguments)
-        self._drafters, self._by_width = drafters, dict[int, Round]()
+        self._by_width = dict[int, Round]()
         self._axes: RowAxes | None = None
         self._slots: Any = None  # `Slots`, or its shapes and types
         self._calm = 0
@@ -201,10 +187,7 @@ class Group(Generic[_Job]):
     def _round_of_width(self) -> Round:
         """Returns a round whose drafter drafts as many tokens as pay for this many rows."""
         if self.width not in self._by_width:
-            if self._drafters is None:
-                drafter = drafter_for(self.arguments.drafter, self.arguments.target, self.width)
-            else:
-                drafter = self._drafters[self.width]
+            drafter = for_rows(self.arguments.drafter, self.arguments.target, self.width, rests=True)
             self._by_width[self.width] = round_of(dataclasses.replace(self.arguments, drafter=drafter))
         return self._by_width[self.width]
 

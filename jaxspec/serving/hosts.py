@@ -16,14 +16,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jaxspec.serving.liveness import BEAT_SECONDS, COMMAND_SECONDS, Liveness
-from jaxspec.serving.wire import Connection, RefusedError, introduce, welcome
+from jaxspec.serving.wire import Connection
 
 # Seconds after which the processes are looked at again.
 _LOOK_SECONDS = 1.0
-# Seconds for which a process that connects may take to say who it is, and for which the first one waits for all.
-_INTRODUCE_SECONDS, START_SECONDS = 10.0, 60.0
 # Seconds for which the others may take to close their connections at the end.
 _CLOSE_SECONDS = 1.0
+# Seconds after an error of the first process in which another one must come to its end, not wait on its devices.
+_END_SECONDS = 5.0
+# The most characters of an error that are sent.
+_MOST_CHARACTERS = 1000
 _THREAD = "jaxspec-hosts"
 # The exit status of a process that ends since another one is lost.
 LOST_STATUS = 70
@@ -157,6 +159,7 @@ class Leader(_Side):
         self._names, self._connections = names, {number: one for number, (_, one) in others.items()}
         self._begun = self._done = 0
         self._said: dict[int, dict[int, str]] = {}  # what each process said of each command that not all have done
+        self._refused: dict[int, str] = {}  # why a process does not do a command
         self._changed = threading.Condition()
         start = lambda number: threading.Thread(target=self._listen, args=(number,), name=_THREAD, daemon=True)  # noqa: E731
         self._listeners = [start(number) for number in self._connections]
@@ -188,15 +191,20 @@ class Leader(_Side):
         self._note()
         self._hear(0, number, said)
 
-    def agree(self, number: int) -> None:
+    def agree(self, number: int) -> str | None:
         """Waits until all have done all commands up to this one, and said the same of them.
+
+        Returns:
+          Why a process has refused this one; `None` if none has.
 
         Raises:
           RuntimeError: the run has ended.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._over.is_set() or not any(one <= number for one in self._said))
+            refused = self._refused.pop(number, None)
         self._check()
+        return refused
 
     def close(self, error: str | None = None) -> None:
         """Ends the run without loss; with an error, the others raise it."""
@@ -206,7 +214,7 @@ class Leader(_Side):
             self._over.set()
         for connection in self._connections.values():
             with contextlib.suppress(OSError):
-                connection.send({"end": error})
+                connection.send({"end": None if error is None else error[:_MOST_CHARACTERS]})
         self._hang_up()
 
     def _listen(self, other: int) -> None:
@@ -218,7 +226,7 @@ class Leader(_Side):
                 if "failed" in frame:
                     self._lose(f"{self._names[other]} has failed: {frame['failed']}")
                 elif done:
-                    self._hear(other, done, str(frame["said"]))
+                    self._hear(other, done, str(frame["said"]), frame.get("refused"))
         except (EOFError, OSError):
             self._lose(self._closed(other))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -227,11 +235,15 @@ class Leader(_Side):
     def _closed(self, other: int) -> str:
         return f"{self._names[other]} has ended, or closed its connection"
 
-    def _hear(self, process: int, number: int, said: str) -> None:
+    def _hear(self, process: int, number: int, said: str, refused: str | None = None) -> None:
         with self._changed:
             of_all = self._said.setdefault(number, {})
             of_all[process] = said
-            differ = next((one for one, other in of_all.items() if of_all.get(0, other) != other), None)
+            if refused is not None:
+                self._refused[number] = f"{self._names[process]}: {refused}"
+            differ = None
+            if number not in self._refused:
+                differ = next((one for one, other in of_all.items() if of_all.get(0, other) != other), None)
             if differ is None and len(of_all) == len(self._names):
                 del self._said[number]
                 self._changed.notify_all()
@@ -294,6 +306,7 @@ class Follower(_Side):
         self._begun = self._done = 0
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._error: str | None = None
+        self._at_end = threading.Event()
         threading.Thread(target=self._listen, name=_THREAD, daemon=True).start()
 
     def __iter__(self) -> Iterator[Command]:
@@ -305,22 +318,24 @@ class Follower(_Side):
         while (command := self._commands.get()) is not None:
             self._begun = command.number
             yield command
+        self._at_end.set()
         if self._error is not None or self.reason is not None:
             raise RuntimeError(self.reason or f"{_FIRST} has failed: {self._error}")
 
-    def done(self, number: int, said: str) -> None:
-        """Reports that this process has done a command, and what it says of the result."""
+    def done(self, number: int, said: str, *, refused: str | None = None) -> None:
+        """Reports that this process has done a command, and what it says of the result; or why it refuses it."""
         self._done = number
-        self._send({"done": number, "begun": number, "said": said, "compiled": self._compiled()})
+        frame = {"done": number, "begun": number, "said": said, "compiled": self._compiled()}
+        self._send(frame if refused is None else frame | {"refused": refused[:_MOST_CHARACTERS]})
 
     def fail(self, error: str) -> None:
         """Reports that this process cannot go on."""
-        self._send({"failed": error, "compiled": self._compiled()})
+        self._send({"failed": error[:_MOST_CHARACTERS], "compiled": self._compiled()})
 
     def close(self) -> None:
-        """Ends the connection, without loss."""
+        """Ends the connection, without loss, and the iterator."""
         self._over.set()
-        self._connection.close()
+        self._wake()
 
     def _listen(self) -> None:
         try:
@@ -334,7 +349,8 @@ class Follower(_Side):
                 elif "end" in frame:
                     self._error = frame["end"]
                     self.close()
-                    self._commands.put(None)
+                    if self._error is not None and not self._at_end.wait(_END_SECONDS):
+                        self._end(f"{_FIRST} has failed: {self._error}")
                     return
         except (EOFError, OSError):
             self._lose(f"{_FIRST} has ended, or closed its connection")
@@ -352,78 +368,3 @@ class Follower(_Side):
     def _wake(self) -> None:
         self._commands.put(None)
         self._connection.close()
-
-
-def gather(listening: socket.socket, secret: bytes, count: int, facts: Mapping[str, str]) -> dict[int, Any]:
-    """Waits for the connections of all other processes; returns the name and connection of each.
-
-    Args:
-      listening: the socket that they connect to.
-      secret: what only the processes of the run know.
-      count: the number of processes, this one included.
-      facts: what must be the same in all of them.
-
-    Raises:
-      RuntimeError: some have not connected in time, or have other packages.
-    """
-    found: dict[int, tuple[str, Connection]] = {}
-    wrong: list[str] = []
-
-    def check(process: int, name: str, theirs: dict[str, Any]) -> str | None:
-        if not 0 < process < count or process in found:
-            return f"{name} is not one of those that are missing: the run has begun with another one"
-        names = sorted({*facts, *theirs})
-        if differ := [one for one in names if facts.get(one) != theirs.get(one)]:
-            said = "; ".join(f"{one}: {theirs.get(one)}, on process 0 {facts.get(one)}" for one in differ)
-            wrong.append(f"{name} has other versions: {said}; install the same ones on all hosts")
-            return wrong[-1]
-        return None
-
-    until = time.monotonic() + START_SECONDS
-    while len(found) < count - 1:
-        listening.settimeout(max(until - time.monotonic(), 0.001))
-        try:
-            connection = Connection(listening.accept()[0])
-        except TimeoutError:
-            missing = ", ".join(str(one) for one in range(1, count) if one not in found)
-            raise RuntimeError(
-                f"not all of {count} processes have connected within {START_SECONDS:.0f} s, missing: process {missing}"
-            ) from None
-        connection.wait_at_most(_INTRODUCE_SECONDS)
-        try:
-            process, name = welcome(connection, secret, check)
-        except (RefusedError, EOFError, OSError, ValueError):  # no process of this run, unless `check` says so
-            connection.close()
-            if wrong:
-                raise RuntimeError(wrong[0]) from None
-            continue
-        connection.wait_at_most(None)
-        found[process] = name, connection
-    return found
-
-
-def enter(address: tuple[str, int], secret: bytes, process: int, facts: Mapping[str, str]) -> Connection:
-    """Connects to the first process.
-
-    Raises:
-      RuntimeError: it cannot be reached, has begun without this process, or has other packages.
-    """
-    at = f"process 0 at {address[0]}:{address[1]}"
-    try:
-        connection = Connection(socket.create_connection(address, START_SECONDS))
-    except OSError as error:
-        raise RuntimeError(
-            f"cannot connect to {at}: {error.strerror or error}; it has ended, or began earlier"
-        ) from error
-    try:
-        introduce(connection, secret, process, name_of(process), facts)
-    except RefusedError as error:
-        connection.close()
-        raise RuntimeError(f"{at} refuses process {process}: {error}") from None
-    except (EOFError, OSError, ValueError) as error:
-        connection.close()
-        raise RuntimeError(
-            f"{at} has closed the connection: it has ended, or began without process {process}"
-        ) from error
-    connection.wait_at_most(None)
-    return connection

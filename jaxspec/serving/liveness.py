@@ -5,10 +5,11 @@ silent                     . . . 15 s         died, stopped or unreachable
 command        sent ------------ 15 s         hangs; the time of compilations does not count
 """
 
+import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 
@@ -29,7 +30,7 @@ class _Process:
       heard: when it gave the last sign of life; `None` if none is needed.
       begun: the number of the newest command that it has begun.
       done: the number of the newest command that it has completed.
-      since: when the oldest command that it has not completed became its next one, without compilations.
+      since: when the oldest command that it has not completed became its next one, by its own time (`own`).
       compiled: the seconds for which it has compiled.
     """
 
@@ -39,6 +40,10 @@ class _Process:
     done: int = 0
     since: float = 0.0
     compiled: float = 0.0
+
+    def own(self, now: float) -> float:
+        """Returns a time that stands still while the process compiles."""
+        return now - self.compiled
 
 
 class Liveness:
@@ -85,7 +90,7 @@ class Liveness:
             self._sent[number], self._newest = what, number
             for one in self._processes.values():
                 if one.done == number - 1:
-                    one.since = self._now()
+                    one.since = one.own(self._clock())
 
     def heard(self, process: int, *, begun: int = 0, done: int = 0, compiled: float = 0.0) -> None:
         """Records a sign of life.
@@ -102,7 +107,7 @@ class Liveness:
                 one.heard = self._clock()
             one.begun, one.compiled = max(one.begun, begun), max(one.compiled, compiled)
             if done > one.done:
-                one.done, one.since = done, self._now()
+                one.done, one.since = done, one.own(self._clock())
                 least = min(each.done for each in self._processes.values())
                 self._sent = {number: what for number, what in self._sent.items() if number > least}
 
@@ -122,12 +127,9 @@ class Liveness:
                 if one.heard is not None and now - one.heard >= BEAT_SECONDS * MOST_MISSED:
                     silent = f"{one.name} has been silent for {now - one.heard:.0f} s"
                     return f"{silent}: it has died, is stopped or cannot be reached"
-            late = [
-                one
-                for one in self._processes.values()
-                if one.done < self._newest and self._now() - one.since >= self._seconds
-            ]
-            if not late:
+            late = [one for one in self._processes.values() if one.done < self._newest]
+            # While one of them compiles, it is in time, and the others may wait for it.
+            if not late or any(one.own(now) - one.since < self._seconds for one in late):
                 return None
             # The others wait on their devices for the one that hangs; this process may be one of them.
             least = min((one.done, one.begun) for one in late)
@@ -136,15 +138,11 @@ class Liveness:
             number = least[0] + 1
             names = " or ".join(one.name for one in named)
             command = f"command {number} ({self._sent[number]})"
-            return f"{names} hangs: it has not completed {command} within {self._seconds:.0f} s"
-
-    def _now(self) -> float:
-        """Returns a time that stands still while any process compiles."""
-        return self._clock() - sum(one.compiled for one in self._processes.values())
+            return f"{names} hangs: it has not completed {command} within {self._seconds:.0f} s (--deadline)"
 
 
 class CompileTime:
-    """Measures the time in which any thread of this process traces or compiles.
+    """Measures the time in which any thread of this process traces, compiles, or does what else takes any time.
 
     Example:
         >>> from jaxspec.serving.liveness import CompileTime
@@ -159,8 +157,25 @@ class CompileTime:
         self._clock, self._lock = clock, threading.Lock()
         self._running, self._began, self._seconds = 0, 0.0, 0.0
         # The first is called at the beginning of a phase, the second at its end.
-        jax.monitoring.register_scalar_listener(lambda event, value, **_: self.add(event, 1))
-        jax.monitoring.register_event_duration_secs_listener(lambda event, duration_secs, **_: self.add(event, -1))
+        self._begins = lambda event, value, **_: self.add(event, 1)
+        self._ends = lambda event, duration_secs, **_: self.add(event, -1)
+        jax.monitoring.register_scalar_listener(self._begins)
+        jax.monitoring.register_event_duration_secs_listener(self._ends)
+
+    def close(self) -> None:
+        """Measures no more."""
+        with contextlib.suppress(AssertionError, ValueError):  # closed before, or a test has cleared all listeners
+            jax.monitoring.unregister_scalar_listener(self._begins)
+            jax.monitoring.unregister_event_duration_listener(self._ends)
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Counts the time of a block too."""
+        self.add(_COMPILES, 1)
+        try:
+            yield
+        finally:
+            self.add(_COMPILES, -1)
 
     def add(self, event: str, number: int) -> None:
         """Records that a phase begins (1) or ends (-1)."""

@@ -10,9 +10,11 @@ import contextlib
 import hmac
 import json
 import secrets
+import selectors
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -33,6 +35,7 @@ class Connection:
     def __init__(self, connected: socket.socket) -> None:
         """Takes a connected socket, which `close` closes."""
         self._socket, self._sending = connected, threading.Lock()
+        self._until: float | None = None
         if connected.family in (socket.AF_INET, socket.AF_INET6):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -48,10 +51,11 @@ class Connection:
             self._socket.sendall(frame)
 
     def try_send(self, value: Any) -> None:
-        """Sends a value, unless another thread is sending one, which may last for ever if the peer does not read."""
+        """Sends a short value, unless it would have to wait: for another thread, or for a peer that does not read."""
         if self._sending.acquire(blocking=False):
             try:
-                self._socket.sendall(_framed(value))
+                if self._has_room():
+                    self._socket.sendall(_framed(value))
             finally:
                 self._sending.release()
 
@@ -71,9 +75,10 @@ class Connection:
         except RecursionError as error:
             raise ValueError("a frame is nested too deeply") from error
 
-    def wait_at_most(self, seconds: float | None) -> None:
-        """Sets the time after which `send` and `receive` raise `TimeoutError`; `None` for no limit."""
-        self._socket.settimeout(seconds)
+    def wait_until(self, until: float | None) -> None:
+        """Sets the time by `time.monotonic` after which `send` and `receive` raise `TimeoutError`; `None` for none."""
+        self._until = until
+        self._limit()
 
     def close(self) -> None:
         """Ends the connection, and the `receive` of another thread."""
@@ -84,10 +89,29 @@ class Connection:
     def _read(self, count: int) -> bytes:
         data = bytearray()
         while len(data) < count:
+            if self._until is not None:
+                self._limit()  # for all that comes, not for each piece
             if not (new := self._socket.recv(min(count - len(data), 2**20))):
                 raise EOFError("the connection was closed")
             data += new
         return bytes(data)
+
+    def _limit(self) -> None:
+        if self._until is None:
+            self._socket.settimeout(None)
+        elif (left := self._until - time.monotonic()) > 0:
+            self._socket.settimeout(left)
+        else:
+            raise TimeoutError("the time to answer is over")
+
+    def _has_room(self) -> bool:
+        """Returns whether a short value fits into what the system keeps until the peer reads it."""
+        try:
+            with selectors.DefaultSelector() as found:
+                found.register(self._socket, selectors.EVENT_WRITE)
+                return bool(found.select(0))
+        except ValueError as error:  # another thread has closed the socket
+            raise OSError("the connection is closed") from error
 
 
 def introduce(connection: Connection, secret: bytes, process: int, name: str, facts: Mapping[str, str]) -> None:
@@ -128,14 +152,11 @@ def welcome(connection: Connection, secret: bytes, check: Check) -> tuple[int, s
     """
     own = secrets.token_hex(16)
     connection.send({"nonce": own})
-    said = connection.receive(_MOST_UNKNOWN)
-    proof = _text(said, "proof").encode()
-    del said["proof"]
-    if hmac.compare_digest(proof, _proof(secret, "other", own, said)):
-        process, name, facts = said.get("process"), _text(said, "name"), said.get("facts")
-        if isinstance(process, bool) or not isinstance(process, int) or not isinstance(facts, dict):
-            raise ValueError("what a process says of itself is malformed")
-        reason = check(process, name, facts)
+    heard = connection.receive(_MOST_UNKNOWN)
+    said = _checked(heard)
+    if hmac.compare_digest(_text(heard, "proof").encode(), _proof(secret, "other", own, said)):
+        process, name = said["process"], said["name"]
+        reason = check(process, name, said["facts"])
     else:
         process, name, reason = 0, "", "it does not know the secret of this run"
     if reason is not None:
@@ -143,6 +164,16 @@ def welcome(connection: Connection, secret: bytes, check: Check) -> tuple[int, s
         raise RefusedError(reason)
     connection.send({"proof": _proof(secret, "first", _text(said, "nonce"), said).decode()})
     return process, name
+
+
+def _checked(heard: Any) -> dict[str, Any]:
+    """Returns what a process says of itself; its types are checked before anything is done with it."""
+    name, nonce = _text(heard, "name"), _text(heard, "nonce")
+    process, facts = heard.get("process"), heard.get("facts")
+    plain = isinstance(facts, dict) and all(isinstance(one, str) for one in facts.values())
+    if type(process) is not int or not plain:
+        raise ValueError("what a process says of itself is malformed")
+    return {"process": process, "name": name, "facts": facts, "nonce": nonce}
 
 
 def _proof(secret: bytes, role: str, nonce: str, said: Any) -> bytes:

@@ -13,6 +13,7 @@ import threading
 
 import jax
 
+from jaxspec.grammar import Grammar
 from jaxspec.sharding.multihost import join
 
 LONG = [5 * number % 256 for number in range(300)]
@@ -23,7 +24,7 @@ KINDS = (
     GREEDY,
     SEEDED,
     GREEDY | {"repetition_penalty": 1.3, "logit_bias": {7: 1.5, 40: -3.0}},
-    SEEDED | {"schema": SCHEMA},
+    SEEDED | {"grammar": Grammar.json_schema(SCHEMA)},
     GREEDY | {"alternatives": 2, "stop": ["th"]},
     GREEDY | {"prompt_alternatives": 2},
     SEEDED | {"top_k": 5, "seed": 2**31},

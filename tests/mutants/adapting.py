@@ -36,8 +36,8 @@ MUTANTS = (
     Mutant(
         "an engine's head never rests",
         "serving/group.py",
-        "target, width, rests=True)",
-        "target, width)",
+        "target, self.width, rests=True)",
+        "target, self.width)",
         ("tests/serving/test_groups.py::test_the_head_of_many_live_rows_rests",),
     ),
     Mutant(

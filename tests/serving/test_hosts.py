@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from jaxspec.serving import hosts
-from jaxspec.serving.hosts import Follower, Leader, enter, gather
+from jaxspec.serving.hosts import Follower, Leader
 from jaxspec.serving.wire import Connection
 
-SECRET, FACTS, SECONDS = b"secret", {"jaxspec": "1.0", "jax": "0.10"}, 30.0
+SECONDS = 30.0
 
 
 class End:
@@ -153,57 +153,33 @@ def test_a_command_that_takes_too_long_is_noticed():
     assert run.ends[0].reason is None
     run.now = 15.0
     run.leader.look()
-    assert run.ends[0].wait() == "process 1 (b) hangs: it has not completed command 1 (advance) within 15 s"
+    hangs = "process 1 (b) hangs: it has not completed command 1 (advance) within 15 s (--deadline)"
+    assert run.ends[0].wait() == hangs
 
 
-@contextlib.contextmanager
-def gathering(count, facts=FACTS):
-    """Yields the address of a first process that waits for others in a thread, and what came of it."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        found = {}
-
-        def run():
-            try:
-                found.update(gather(listening, SECRET, count, facts))
-            except RuntimeError as error:
-                found["error"] = str(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        yield listening.getsockname()[:2], found
-        thread.join(SECONDS)
-    assert not thread.is_alive()
+def test_a_follower_on_its_device_ends_after_an_error_of_the_first_process(monkeypatch):
+    """Its main thread waits for a collective that never ends, and does not ask for the next command."""
+    monkeypatch.setattr(hosts, "_END_SECONDS", 0.0)
+    run = Run()
+    run.leader.tell("advance")
+    assert next(iter(run.followers[0])).name == "advance"
+    run.leader.close("MemoryError: 3 GiB")
+    assert run.ends[1].wait() == "process 0 has failed: MemoryError: 3 GiB"
 
 
-def test_processes_find_each_other_and_strangers_do_not_matter():
-    with gathering(3) as (address, found):
-        socket.create_connection(address).close()
-        with pytest.raises(RuntimeError, match="refuses process 2: it does not know the secret"):
-            enter(address, b"another", 2, FACTS)
-        enter(address, SECRET, 2, FACTS)
-        with pytest.raises(RuntimeError, match=r"refuses process 2: process 2 \(.*\) is not one of those"):
-            enter(address, SECRET, 2, FACTS)
-        enter(address, SECRET, 1, FACTS)
-    assert sorted(found) == [1, 2]
-    assert found[2][0].startswith("process 2 (")
+def test_a_follower_that_is_closed_stops_to_follow():
+    run = Run()
+    (thread,) = run.follow()
+    run.followers[0].close()
+    thread.join(SECONDS)
+    assert not thread.is_alive() and run.ends[1].reason is None
 
 
-def test_a_process_that_comes_late_is_told():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        address = listening.getsockname()[:2]
-    with pytest.raises(RuntimeError, match="cannot connect to process 0 at 127.0.0.1:.*, or began earlier"):
-        enter(address, SECRET, 1, FACTS)
-
-
-def test_other_versions_are_said_on_both_sides():
-    said = r"process 1 \(.*\) has other versions: jaxspec: 1.1, on process 0 1.0; install the same ones on all hosts"
-    with gathering(2) as (address, found), pytest.raises(RuntimeError, match=said):
-        enter(address, SECRET, 1, FACTS | {"jaxspec": "1.1"})
-    assert "has other versions" in found["error"]
-
-
-def test_missing_processes_are_named(monkeypatch):
-    monkeypatch.setattr(hosts, "START_SECONDS", 0.0)
-    with gathering(3) as (_, found):
-        pass
-    assert found["error"].endswith("have connected within 0 s, missing: process 1, 2")
+def test_a_refused_command_is_no_difference():
+    run = Run(2)
+    number = run.leader.tell("encode")
+    run.followers[1].done(number, "ok")
+    run.followers[0].done(number, "", refused="too large")
+    run.leader.done(number, "ok")
+    assert run.leader.agree(number) == "process 1 (b): too large"
+    assert [end.reason for end in run.ends] == [None] * 3

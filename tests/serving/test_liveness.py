@@ -1,8 +1,9 @@
 """Whose loss is reported, and when, by a clock of the test."""
 
+import jax
 import pytest
 
-from jaxspec.serving.liveness import Liveness
+from jaxspec.serving.liveness import CompileTime, Liveness
 
 
 class Run:
@@ -59,7 +60,10 @@ def test_one_that_hangs_is_named(progress, named):
     run.after(100.0)
     run.alive.sent(1, "advance")
     assert run.after(14.0, **progress) is None
-    assert run.after(1.0, **progress) == f"{named} hangs: it has not completed command 1 (advance) within 15 s"
+    assert (
+        run.after(1.0, **progress)
+        == f"{named} hangs: it has not completed command 1 (advance) within 15 s (--deadline)"
+    )
 
 
 def test_compilations_do_not_count():
@@ -80,3 +84,28 @@ def test_a_command_has_its_time_from_the_end_of_the_one_before_it():
     assert run.after(5.0, **goes_on) is None
     assert run.after(10.0, **goes_on) is None
     assert "command 2 (advance)" in run.after(5.0, **goes_on)
+
+
+def test_compilations_side_by_side_count_once():
+    """Each process has its own time, and none is late while another one that has not completed the command compiles."""
+    run = Run()
+    run.alive.sent(1, "feed")
+    for seconds in range(5, 101, 5):
+        assert run.after(5.0, **dict.fromkeys(("p0", "p1", "p2"), (1, 0, float(seconds)))) is None
+    compiled = dict.fromkeys(("p0", "p1", "p2"), (1, 0, 100.0))
+    assert run.after(10.0, **compiled) is None
+    assert run.after(5.0, **compiled).startswith("process 1 or process 2 hangs")
+
+
+def test_another_block_counts_like_a_compilation():
+    now = [0.0]
+    measured = CompileTime(lambda: now[0])
+    with measured.counted():
+        now[0] = 40.0
+        assert measured.seconds() == 40.0
+    now[0] = 50.0
+    assert measured.seconds() == 40.0
+    measured.close()
+    jax.monitoring.record_scalar("/jax/core/compile/it", 1.0)
+    now[0] = 60.0
+    assert measured.seconds() == 40.0

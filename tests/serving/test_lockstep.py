@@ -9,10 +9,13 @@ import threading
 import time
 import urllib.request
 
+import jax
 import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.grammar import Grammar, ThinkingBudget
+from jaxspec.serving import lockstep
 from jaxspec.serving.group import Group
 from jaxspec.serving.hosts import LOST_STATUS, Follower, Leader
 from jaxspec.serving.lockstep import Following, Leading, decoded, encoded
@@ -160,14 +163,14 @@ class Pair:
 
     def __init__(self, monkeypatch, target):
         one, other = (Connection(each) for each in socket.socketpair())
-        self.lost, ended = [], threading.Event()
-        end = lambda reason: (self.lost.append(reason), ended.set())  # noqa: E731
+        self.lost, self.ended = [], threading.Event()
+        end = lambda reason: (self.lost.append(reason), self.ended.set())  # noqa: E731
         sides = [Leader({1: ("process 1", one)}, end=end), Follower(other, end=end)]
         kinds = {Leader: Leading, Follower: Following}
 
         def steps(decoder, sizes, rounds, seconds):
             side = sides.pop(0)
-            return kinds[type(side)](side, decoder, sizes[0], rounds)
+            return kinds[type(side)](side, sizes[0], rounds)
 
         monkeypatch.setattr(jaxspec.serving.engine, "steps_of", steps)
         options = {"k": 2, "slots": 2, "capacity": CAPACITY, "prefix_bytes": 2000}
@@ -179,7 +182,7 @@ class Pair:
     def _follow(self):
         try:
             self.second.follow()
-        except RuntimeError as error:
+        except (KeyError, RuntimeError) as error:
             self.error = error
 
     def end(self):
@@ -202,8 +205,9 @@ def test_a_follower_holds_what_the_first_holds(monkeypatch):
         pair.second.submit("the sea", max_new_tokens=2)
     with pytest.raises(RuntimeError, match="only processes after the first follow"):
         pair.first.follow()
-    pair.end()
     first, second = (engine._steps._calls.things for engine in (pair.first, pair.second))
+    pair.end()
+    assert [engine._steps._calls.things for engine in (pair.first, pair.second)] == [{}, {}]
     assert {number: type(one) for number, one in first.items()} == {number: type(one) for number, one in second.items()}
     kept = sum(isinstance(one, Prefix) for one in first.values())
     assert 0 < kept < len(LINES) and len(first) == kept + sum(isinstance(one, Group) for one in first.values())
@@ -239,3 +243,56 @@ def test_options_of_numpy_arrive_as_pythons():
 def test_an_object_is_not_sent():
     with pytest.raises(TypeError, match=r"processors of submit cannot be sent to other processes as object; pass numb"):
         encoded("processors of submit", [object()])
+
+
+def test_grammars_and_budgets_of_thinking_arrive():
+    grammar = Grammar.after_thinking(Grammar.choices(["a", "b"]))
+    assert decoded(json.loads(json.dumps(encoded("it", grammar)))) == grammar
+    tokenizer = text_models.byte_level()
+    budget = ThinkingBudget.of(tokenizer, tokenizer.vocab_size, 3, end="sea")
+    (found,) = decoded(json.loads(json.dumps(encoded("it", (budget,)))))
+    for one, other in zip(jax.tree.leaves(budget), jax.tree.leaves(found), strict=True):
+        assert one.dtype == other.dtype and np.array_equal(one, other)
+
+
+def test_a_follower_that_cannot_encode_a_request_fails_it_alone(monkeypatch):
+    """Such as one that is too slow for the table of its grammar."""
+    pair = Pair(monkeypatch, chunked(text_models.history_models()[0], 4))
+    real = pair.second._request
+
+    def request(ids, options, **more):
+        found = real(ids, options, **more)
+        if options["max_new_tokens"] == 4:
+            raise MemoryError("3 GiB")
+        return dataclasses.replace(found, grammars=(None,)) if options["max_new_tokens"] == 5 else found
+
+    pair.second._request = request
+    expected = "another host cannot take this request.*process 1: "
+    for count, reason in {4: "MemoryError: 3 GiB", 5: "the table of the grammar took it too long"}.items():
+        with pytest.raises(ValueError, match=expected + reason):
+            pair.first.submit("the sea", temperature=0, max_new_tokens=count).result(60.0)
+    assert pair.first.submit("the sea", temperature=0, max_new_tokens=6).result(60.0).token_ids
+    pair.end()
+    assert (pair.lost, pair.error) == ([], None)
+
+
+@pytest.mark.parametrize("side", ["first", "second"])
+def test_an_error_of_a_process_is_not_said_to_be_a_hang(side, monkeypatch, caplog):
+    """It is logged at once, and the others hear of it once no other process can be its cause."""
+    monkeypatch.setattr(lockstep, "_LOSS_SECONDS", 0.0)
+    pair = Pair(monkeypatch, chunked(text_models.history_models()[0], 4))
+
+    def fail(*_):
+        raise KeyError("it")
+
+    if side == "first":
+        pair.first._steps._calls.feed = fail
+    else:
+        pair.second._steps._calls.feed = fail
+    with pytest.raises((KeyError, RuntimeError)):
+        pair.first.submit("the sea", temperature=0, max_new_tokens=6).result(60.0)
+    pair.thread.join(60.0)
+    assert side == "first" or pair.ended.wait(60.0)
+    said = str(pair.error) if side == "first" else pair.lost[0]
+    assert re.search("process [01] has failed: KeyError: 'it'", said)
+    assert any("command 3 (feed) has failed" in one.message and one.exc_info for one in caplog.records)

@@ -1,11 +1,14 @@
 """Values go over a connection as they are, and only to and from processes that know a secret."""
 
+import contextlib
+import json
 import socket
 import struct
 import threading
 
 import pytest
 
+from jaxspec.serving import wire
 from jaxspec.serving.wire import MOST_BYTES, Connection, RefusedError, introduce, welcome
 
 
@@ -84,3 +87,45 @@ def test_a_first_process_without_the_secret_is_refused(pair):
     with pytest.raises(RefusedError, match="is not the first one of this run"):
         introduce(other, b"secret", 1, "b", {})
     thread.join()
+
+
+def test_the_time_to_answer_is_of_all_bytes(pair, monkeypatch):
+    """A stranger who sends one byte before each limit must not hold the first process."""
+    now = [0.0]
+    monkeypatch.setattr(wire.time, "monotonic", lambda: now[0])
+    one, other = socket.socketpair()
+    slow = Connection(other)
+    slow.wait_until(10.0)
+
+    class Drip:
+        def recv(self, count):
+            now[0] += 4.0
+            return b"\0"
+
+        def settimeout(self, seconds):
+            assert 0 < seconds <= 10.0
+
+    monkeypatch.setattr(slow, "_socket", Drip())
+    with pytest.raises(TimeoutError, match="the time to answer is over"):
+        slow.receive()
+    one.close()
+    other.close()
+
+
+def test_what_is_malformed_is_refused_before_its_proof(pair):
+    """A value that is nested as deeply as JSON is read would be too deep for the text that is proved."""
+    first, other = pair
+    deep = json.loads("[" * 900 + "]" * 900)
+    other.send({"process": 1, "name": "b", "facts": {"a": deep}, "nonce": "0", "proof": "0"})
+    with pytest.raises(ValueError, match="what a process says of itself is malformed"):
+        welcome(first, b"secret", lambda *_: None)
+
+
+def test_a_sign_of_life_does_not_wait_for_a_peer_that_does_not_read(pair):
+    first, _ = pair
+    first._socket.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            first._socket.send(b"0" * 4096)
+    first._socket.setblocking(True)
+    first.try_send({"beat": 0.0})
