@@ -1,4 +1,4 @@
-"""Warps and normalizes logits and draws tokens with native CPU kernels, for targets that have them.
+"""Warps logits, sums their exponentials and draws tokens with native CPU kernels, for targets that have them.
 
 The kernels round as XLA does, so both give the same bits (`jaxspec/ops/native/sampling.cpp`). On other platforms and on
 meshes, and for other dtypes, XLA computes them.

@@ -94,7 +94,7 @@ class Group(Generic[_Job]):
         self.width = 0
         self.arguments, self._most, self._rounds = arguments, most, rounds
         self._round = round_of(arguments)
-        self._by_width = dict[int, Round]()
+        self._by_width: dict[int, Round] = {}
         self._axes: RowAxes | None = None
         self._slots: Any = None  # `Slots`, or its shapes and types
         self._calm = 0

@@ -119,7 +119,7 @@ class _Side:
         raise NotImplementedError
 
     def _note(self) -> None:
-        """Records what this process knows of its own progress."""
+        """Records the progress of this process."""
 
     def _part(self, reason: str) -> None:
         """Sends the reason to the others, if this is the first process."""

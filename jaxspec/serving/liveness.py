@@ -133,8 +133,8 @@ class Liveness:
                 return None
             # The others wait on their devices for the one that hangs; this process may be one of them.
             least = min((one.done, one.begun) for one in late)
-            behind = [one for one in late if (one.done, one.begun) == least]
-            named = [one for one in behind if one.heard is not None] or behind
+            slowest = [one for one in late if (one.done, one.begun) == least]
+            named = [one for one in slowest if one.heard is not None] or slowest
             number = least[0] + 1
             names = " or ".join(one.name for one in named)
             command = f"command {number} ({self._sent[number]})"
