@@ -53,6 +53,13 @@ MUTANTS = (
         ("tests/checkpoints/test_tokenizer_files.py::test_prompts_are_neither_cut_nor_padded",),
     ),
     Mutant(
+        "the last of two values of a key counts in a prompt's line",
+        "training/prompts.py",
+        "_parse(json_value(decode_text(line)))",
+        "_parse(__import__('json').loads(decode_text(line)))",
+        ("tests/io/test_repeated_keys.py::test_in_files_and_lines",),
+    ),
+    Mutant(
         "an end token follows a prompt where 'a' is no token",
         "checkpoints/tokenizer.py",
         'probe.encode("a").special_tokens_mask',
