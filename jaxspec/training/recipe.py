@@ -191,7 +191,7 @@ def check_at_least(recipe: Any, least: int, *names: str) -> None:
     for field in dataclasses.fields(recipe):
         value = getattr(recipe, field.name)
         most = DEPTH[1] if field.name in _REPEATED else WIDTH[1] if isinstance(value, int) else _LARGEST_FLOAT
-        # An infinite decay is none.
+        # With an infinite decay all drafts have one weight.
         if isinstance(value, int | float) and field.name != "decay" and value > most:
             raise ValueError(f"{field.name} must be at most {most}, got {value}")
     for name in names:

@@ -1,4 +1,4 @@
-"""Nothing is put after a prompt, whatever the vocabulary; texts are no token ids."""
+"""Nothing is put after a prompt, for any vocabulary; texts are no token ids."""
 
 import pytest
 import tokenizers

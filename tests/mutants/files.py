@@ -60,6 +60,13 @@ MUTANTS = (
         ("tests/io/test_repeated_keys.py::test_in_files_and_lines",),
     ),
     Mutant(
+        "a special token's name is a bad word, which bans nothing",
+        "text/request.py",
+        "if special := [one for one, written in spelled.items() if written and written in text]:",
+        "if special := []:",
+        ("tests/text/test_bad_words.py::test_a_special_token_is_no_word",),
+    ),
+    Mutant(
         "an end token follows a prompt where 'a' is no token",
         "checkpoints/tokenizer.py",
         'probe.encode("a").special_tokens_mask',
