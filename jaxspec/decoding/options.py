@@ -276,7 +276,7 @@ class Arguments:
         width = int(np.max(np.asarray(budgets))) if is_concrete(budgets) else room.new
         said = {"target": target, "drafter": drafter, "verifier and lossy": (verifier, options.lossy)}
         placement.check_same(said | {_ASKED: ((by_row, policy, shared), dataclasses.astuple(room), options.answers)})
-        check_report(options.report, target.vocab_size)
+        check_report(options.report, target.vocab_size, sampling)
         arguments = cls(
             target=target,
             drafter=drafter,
@@ -307,13 +307,18 @@ def stop_tokens_of(given: StopTokens | None, batch: int, vocab_size: int, tokeni
     return validate.stop_tokens(given, batch, vocab_size)
 
 
-def check_report(report: object, vocab_size: int) -> None:
-    """Raises `TypeError` or `ValueError` unless `report` is a `Report` that fits the vocabulary."""
+def check_report(report: object, vocab_size: int, sampling: Policy) -> None:
+    """Raises `TypeError` or `ValueError` unless `report` is a `Report` that fits the vocabulary and the policy."""
     if not isinstance(report, Report):
         raise TypeError(
             f"report must be a jaxspec.core.Report, got {kind_given(report)}; pass Report(alternatives=5), for example"
         )
     report.check(vocab_size)
+    if report.kept_mass and not isinstance(sampling, Greedy | Sampling):
+        raise TypeError(
+            f"kept_mass needs the temperature of the policy, and {type(sampling).__name__} need not have one; pass "
+            "Sampling(...) or Greedy(), or Report(kept_mass=False)"
+        )
 
 
 def check_kinds(target: object, drafter: object, verifier: object, sampling: object) -> None:
