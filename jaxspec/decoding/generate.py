@@ -123,8 +123,8 @@ def generate(
         `b * answers + i`, and keys are folded. All other arguments have one value for each prompt.
       max_drafts: the largest number of drafts of each row in a round, one integer or `[b]`; 0 means plain decoding.
         `None` means the drafter's own limit.
-      prediction: the expected answer, `[p]` or `[b, p]` token ids (-1 pads). A lookup drafter, or the lookup half of a
-        `HybridDrafter`, copies from it as well as from the text.
+      prediction: the expected answer, `[p]` or `[b, p]` token ids (-1 pads, and separates several answers). A lookup
+        drafter, or the lookup half of a `HybridDrafter`, copies from it as well as from the text.
 
     Returns:
       A `Generation`, whose `tokens` have the width of the largest `max_new_tokens`, or `capacity - t` if that is
