@@ -28,8 +28,6 @@ from jaxspec.decoding.score import score
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.drafters.lookup import LookupDrafter
-from jaxspec.drafters.ngram import NGramDrafter
-from jaxspec.drafters.suffix import SuffixDrafter
 from jaxspec.io.files import as_path, write_bytes
 from jaxspec.rl.history import History
 from jaxspec.rl.log_probs import (
@@ -42,8 +40,9 @@ from jaxspec.rl.log_probs import (
     truncates,
     without_truncation,
 )
+from jaxspec.text.names import copying_drafter
 from jaxspec.verifiers.base import Verifier
-from jaxspec.verifiers.coupled import CoupledVerifier
+from jaxspec.verifiers.table import seeded_verifier
 
 _HISTORY = "history_"
 
@@ -124,8 +123,8 @@ class Rollouts:
         """
         if isinstance(drafter, str):
             validate.one_of("drafter", drafter, ("auto",), "pass a jaxspec.Drafter, or None")
-            drafter = NGramDrafter() if history is None else SuffixDrafter()
-        verifier = CoupledVerifier() if verifier is None else verifier
+            drafter = copying_drafter(several=history is not None)
+        verifier = seeded_verifier() if verifier is None else verifier
         own = NoDrafter() if drafter is None else drafter
         validate.instance("drafter", own, Drafter, "pass jaxspec.NGramDrafter(), say, or None")
         validate.instance("verifier", verifier, Verifier, "pass jaxspec.CoupledVerifier(), or None")
@@ -295,8 +294,9 @@ class Rollouts:
         for row, (prompt, own) in enumerate(zip(prompts, words, strict=True)):
             if tuple(own) in self.history.keys(prompt):
                 raise ValueError(
-                    f"the key of row {row} was used before, for an answer to the same prompt that is now drafted from; "
-                    f"{type(self.verifier).__name__} needs fresh draws. Pass another key, or verifier=CoupledVerifier()"
+                    f"the key of row {row} was used before, for an answer to the same prompt that is now drafted from, "
+                    f"and {type(self.verifier).__name__} needs fresh draws; pass another key, or "
+                    "verifier=CoupledVerifier()"
                 )
 
     def _answers(self, generation: Generation, with_log_probs: bool) -> Answers:

@@ -38,7 +38,7 @@ class Letters:
         return [3 + LETTERS.index(letter) for letter in text]
 
     def decode(self, ids):
-        return "".join(LETTERS[token - 3] if token >= 3 else "." for token in ids)
+        return "".join(chr(ord("a") + token - 3) if token >= 3 else "." for token in ids)
 
     def bos_id(self):
         return self.begin

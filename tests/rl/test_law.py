@@ -1,7 +1,7 @@
-"""The law of two epochs, enumerated: answers of the first are drafts of the second, under another policy.
+"""The distribution of two epochs, enumerated: answers of the first are drafts of the second, under another policy.
 
 Both epochs are one text of twice the length, and every draw has the key that `Rollouts` gives it. Fresh keys leave the
-two independent, each with its own policy's law; keys that repeat do not, which is why they are refused.
+two independent, each with its own policy's distribution; keys that repeat do not, which is why they are refused.
 """
 
 import functools
@@ -28,7 +28,7 @@ KEY = jax.random.key(3)
 
 @functools.cache
 def policies():
-    """The law of both epochs: of the second, only its own tokens count."""
+    """The distributions of both epochs: of the second, only its own tokens count."""
     rng = np.random.default_rng(1)
     first, second = (make_table(VOCAB, NEW + K + 1, lambda: rng.dirichlet(np.ones(VOCAB))) for _ in range(2))
     whole = make_table(VOCAB, 2 * NEW + K + 1, lambda: np.ones(VOCAB))
@@ -63,7 +63,7 @@ def key_of_call(call):
 
 
 def enumerated(names, rule):
-    """The law of both epochs; the first one drafts nothing."""
+    """The distribution of both epochs; the first one drafts nothing."""
     drafter = guessed(
         chain(K),
         lambda place: draft_after(place.prefix) if len(place.text) >= NEW else 0,
@@ -90,7 +90,7 @@ rejecting = of_epoch(lambda key, length: key_names(jaxspec.TokenVerifier(), key,
 
 @of_epoch
 def coupled(key, length):
-    """Every token is the target's own draw at its position, whatever was drafted (tests/verifiers/test_coupled.py)."""
+    """Every token is the target's own draw at its position, for any drafts (tests/verifiers/test_coupled.py)."""
     with recorded_keys() as seen:
         PositionNoise(key[None], jnp.full(1, length, jnp.int32)).draft_noise(0, VOCAB)
     return KeyNames(((),) * K, (), seen[0])

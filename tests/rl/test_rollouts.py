@@ -43,7 +43,7 @@ def test_a_history_of_this_call_s_own_keys_is_refused_under_rejection():
     keys, history = jax.random.split(KEY, 3), History(answers=2)
     history.add([3, 4], [5, 6], key=jax.random.key_data(keys[2]))
     rollouts = Rollouts(jaxspec.NGramDrafter(k=2), history=history, verifier=jaxspec.TokenVerifier())
-    with pytest.raises(ValueError, match=r"the key of row 2 was used before, .* TokenVerifier needs fresh draws"):
+    with pytest.raises(ValueError, match=r"the key of row 2 was used before, .* and TokenVerifier needs fresh draws"):
         rollouts.sample(TARGET, PROMPTS, key=keys, **OPTIONS)
     with pytest.raises(ValueError, match="max_new_tokens"):  # the next check, with other keys
         rollouts.sample(TARGET, PROMPTS, key=jax.random.split(jax.random.key(3), 3), max_new_tokens=-1)
