@@ -59,7 +59,7 @@ class Answers:
       stats: counts of rounds, drafted and accepted tokens.
 
     Example:
-        >>> rollouts = jaxspec.rl.Rollouts()
+        >>> rollouts = jaxspec.rl.Rollouts(jaxspec.NGramDrafter(k=2), history=jaxspec.rl.History(answers=1))
         >>> answers = rollouts.sample(target, [[5, 3], [7]], key=key, max_new_tokens=4, stop_tokens=())
         >>> [len(tokens) for tokens in answers.tokens], answers.stopped
         ([4, 4], [False, False])
@@ -85,7 +85,7 @@ class Rollouts:
       calls: the number of calls so far, which is folded into keys.
 
     Example:
-        >>> rollouts = jaxspec.rl.Rollouts(history=jaxspec.rl.History(answers=4))
+        >>> rollouts = jaxspec.rl.Rollouts(jaxspec.NGramDrafter(k=2), history=jaxspec.rl.History(answers=1))
         >>> for epoch in range(2):
         ...     answers = rollouts.sample(target, [[5, 3], [7]], key=key, max_new_tokens=4, stop_tokens=())
         >>> rollouts.calls, len(rollouts.history)
@@ -111,7 +111,7 @@ class Rollouts:
           verifier: decides which drafts are accepted; `None` is `CoupledVerifier()`, whose tokens are those of plain
             decoding.
           history: keeps answers, to draft from when their prompts come again; `None` keeps none.
-          log_probs: "raw", "temperature" or "processed" (`jaxspec.rl.Convention`).
+          log_probs: "raw", "temperature" or "processed".
           kept_mass: whether to return the log of the mass that truncation keeps. Without it, "temperature" refuses
             policies that truncate: its log-probabilities would not be those that tokens are drawn from.
           bit_exact: makes passes agree to the bit, as in `jaxspec.generate`.

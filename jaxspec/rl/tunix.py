@@ -43,7 +43,7 @@ class RolloutOutput(_BaseOutput):
       answers: the answers as token ids, with end tokens, and counts of rounds and drafts.
 
     Example:
-        >>> [field.name for field in dataclasses.fields(jaxspec.rl.RolloutOutput)][-2:]
+        >>> list(jaxspec.rl.RolloutOutput.__dataclass_fields__)[-2:]
         ['log_kept_mass', 'answers']
     """
 
