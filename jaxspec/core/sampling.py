@@ -159,7 +159,9 @@ def best_log_prob(policy: Greedy | Sampling, logits: Float[Array, "b t v"]) -> F
     """
     logits = logits.astype(jnp.float64 if logits.dtype == jnp.float64 else jnp.float32)
     scaled = logits - jnp.max(logits, axis=-1, keepdims=True)
-    return -native_sampling.log_sum_exp(scaled if policy.greedy else scaled / warpers.divisor(policy, logits.dtype))
+    if isinstance(policy, Sampling):
+        scaled = scaled / warpers.divisor(policy, logits.dtype)
+    return -native_sampling.log_sum_exp(scaled)
 
 
 def spread(policy: Policy, batch: int) -> Policy:

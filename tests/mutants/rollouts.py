@@ -52,8 +52,8 @@ MUTANTS = (
     Mutant(
         "the kept mass is that before the temperature",
         "core/sampling.py",
-        "scaled if policy.greedy else scaled / warpers.divisor(policy, logits.dtype)",
-        "scaled",
+        "    if isinstance(policy, Sampling):\n        scaled = ",
+        "    if False:\n        scaled = ",
         ("tests/decoding/test_kept_mass.py::test_with_it_the_log_probabilities_without_truncation_follow",),
     ),
     Mutant(
