@@ -4,7 +4,7 @@ from tests.mutants.mutant import Mutant
 
 _ROLLOUTS, _TUNIX, _HISTORY = "rl/rollouts.py", "rl/tunix.py", "rl/history.py"
 _CONTRACT, _STORE = "tests/rl/test_tunix_contract.py", "tests/rl/test_history.py"
-_REFUSED = "tests/rl/test_rollouts.py"
+_REFUSED, _WEIGHTS = "tests/rl/test_rollouts.py", "tests/rl/test_weights.py"
 
 MUTANTS = (
     Mutant(
@@ -19,14 +19,21 @@ MUTANTS = (
         "rl/weights.py",
         "return jnp.copy(x if dtype is None else x.astype(dtype))",
         "return x if dtype is None else x.astype(dtype)",
-        (f"{_CONTRACT}::test_new_weights_compile_nothing_and_are_used_by_the_next_call",),
+        (f"{_WEIGHTS}::test_no_buffer_is_the_trainer_s",),
     ),
     Mutant(
         "an update is not used by the next call",
         "rl/weights.py",
         "self.target = self._made() if on_device else None",
         "self.target = self.target or self._made() if on_device else None",
-        (f"{_CONTRACT}::test_an_update_changes_the_tokens",),
+        (f"{_WEIGHTS}::test_weights_of_another_mesh_are_moved_by_the_same_axes",),
+    ),
+    Mutant(
+        "weights of another mesh stay on its devices",
+        "rl/weights.py",
+        "_copy(x if x.sharding == sharding else jax.device_put(x, sharding), self._types[index])",
+        "_copy(x, self._types[index])",
+        (f"{_WEIGHTS}::test_weights_of_another_mesh_are_moved_by_the_same_axes",),
     ),
     Mutant(
         "a row at its limit loses its last token, as if it had ended",
