@@ -41,7 +41,7 @@ def test_a_verifier_whose_rounds_measure_a_deviation_is_found_after_the_call():
 def test_a_history_of_this_call_s_own_keys_is_refused_under_rejection():
     """For the prompt that it is drafted from; coupled verification takes any."""
     keys, history = jax.random.split(KEY, 3), History(answers=2)
-    history.add([3, 4], [5, 6], key=jax.random.key_data(keys[2]))
+    history.add([3, 4], [5, 6], key=np.asarray(jax.random.key_data(keys[2])).tolist())
     rollouts = Rollouts(jaxspec.NGramDrafter(k=2), history=history, verifier=jaxspec.TokenVerifier())
     with pytest.raises(ValueError, match=r"the key of row 2 was used before, .* and TokenVerifier needs fresh draws"):
         rollouts.sample(TARGET, PROMPTS, key=keys, **OPTIONS)
