@@ -91,7 +91,7 @@ class Weights:
 @functools.partial(jax.jit, static_argnums=1)
 def _copy(x: Array, dtype: Any) -> Array:
     """Copies an array, in a type; `None` keeps its own."""
-    # Without the copy, `jit` would return the trainer's buffer, which the trainer donates.
+    # Without a copy, a compiler may return the buffer that it got, which the trainer donates.
     return jnp.copy(x if dtype is None else x.astype(dtype))
 
 

@@ -17,8 +17,8 @@ MUTANTS = (
     Mutant(
         "the rollout keeps the trainer's own arrays",
         "rl/weights.py",
-        "return jnp.copy(x if dtype is None else x.astype(dtype))",
-        "return x if dtype is None else x.astype(dtype)",
+        "return _copy(x if x.sharding == sharding else jax.device_put(x, sharding), self._types[index])",
+        "return jax.device_put(x, sharding)",
         (f"{_WEIGHTS}::test_no_buffer_is_the_trainer_s",),
     ),
     Mutant(
