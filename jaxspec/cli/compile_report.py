@@ -14,7 +14,7 @@ from jaxspec.cli.options import DRAFTERS, Listed, OneOf
 def _drafters() -> Iterable[str]:
     from jaxspec.compiled.heads import HEAD_DRAFTERS
 
-    return (*DRAFTERS.names(), *(f"{name}[:{kind.argument}]" for name, kind in HEAD_DRAFTERS.items()))
+    return (*DRAFTERS.names(), *(kind.usage(name) for name, kind in HEAD_DRAFTERS.items()))
 
 
 HELP = Help(

@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+import jax
+
 from jaxspec.compiled.ahead_of_time import Case, Compiled
 from jaxspec.compiled.heads import parse
 from jaxspec.compiled.hlo import Instruction, Program
@@ -56,8 +58,9 @@ def trips(case: Case, loop: Instruction) -> int:
 def least_bytes(case: Case, compiled: Compiled) -> float:
     """Counts the stored bytes of each weight once per pass, and of the live cache, split evenly over all devices.
 
-    The passes are one of the target, and the drafter's in a round: `k` of a draft model or an EAGLE head, one
-    of a DFlash or Medusa head, with their output heads. Drafters without weights add nothing.
+    The passes are one of the target, and the drafter's in a round: `k` of a draft model, an EAGLE head or an MTP
+    module, one of other heads, with their output heads. Of tables only rows are read, which count nothing. Drafters
+    without weights add nothing.
 
     Args:
       case: case that was compiled.
@@ -71,8 +74,10 @@ def least_bytes(case: Case, compiled: Compiled) -> float:
     drafter: Any = compiled.drafter
     if (found := parse(case.drafter)) is not None:
         kind, _ = found
-        once = sum(size_of(drafter.head.params[name]) for name in kind.once)
-        total += once + kind.passes(case.k) * (size_of(drafter.head.params) - once + _cached(drafter.head, case))
+        params = drafter.head.params
+        once = sum(size_of(params[name]) for name in kind.once)
+        tables = sum(size_of(x) for path, x in jax.tree.leaves_with_path(params) if path[-1].key in kind.tables)
+        total += once + kind.passes(case.k) * (size_of(params) - once - tables + _cached(drafter.head, case))
     elif drafter is not None and isinstance(draft := drafter.info.network, LanguageModel):
         total += case.k * pass_bytes(draft, case.batch, case.context)
     return total / compiled.devices
