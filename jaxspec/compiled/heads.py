@@ -89,9 +89,7 @@ def _parallel_eagle(target: LanguageModel, vocabulary: int) -> Any:
     embedding = jnp.zeros((target.vocab_size, config.width), target.dtype)
     blank = ParallelEagleHead(module, {}, ids, embedding, target.vocab_size, capture)
     state, features = (jnp.zeros((1, 1, size), target.dtype) for size in (config.width, module.features))
-    params = untrained.initial(
-        module, jax.random.key(0), state, features, blank.init_cache(1, 0), method="everything"
-    )
+    params = untrained.initial(module, jax.random.key(0), state, features, blank.init_cache(1, 0), method="everything")
     return dataclasses.replace(blank, params=untrained.in_dtype(params, target.dtype))
 
 
@@ -129,9 +127,7 @@ def _block_head(target: LanguageModel, block: int, **parts: Any) -> Any:
     sizes |= {"num_layers": _DFLASH_LAYERS, "ropes": config.ropes[:1] * _DFLASH_LAYERS}
     sizes |= {"windows": (None,) * _DFLASH_LAYERS, "tied_head": False}
     capture = _evenly_spaced(config.num_layers)
-    network = DFlashNetwork(
-        DFlashConfig(**sizes, block_size=block, num_features=len(capture), **parts), target.dtype
-    )
+    network = DFlashNetwork(DFlashConfig(**sizes, block_size=block, num_features=len(capture), **parts), target.dtype)
     params = network.init(jax.random.key(0), method="every_parameter")["params"]
     return dflash.DFlashHead.of(
         network, params, jnp.arange(target.vocab_size, dtype=jnp.int32), capture, target.vocab_size

@@ -223,11 +223,19 @@ def _blocks(windows: str) -> tuple[int | None, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Describes one instruction that runs: how often, and the bytes of main memory that it moves each time."""
+    """Describes one instruction that runs.
+
+    Attributes:
+      instruction: the instruction.
+      times: how often it runs.
+      bytes: bytes of main memory that it moves each time.
+      inside: computation that it is in.
+    """
 
     instruction: Instruction
     times: int
     bytes: int
+    inside: Computation = dataclasses.field(repr=False)
 
 
 class Program:
@@ -278,7 +286,7 @@ class Program:
             elif one.opcode == "call":
                 yield from self.steps(one.computation("to_apply"), trips, times)
             elif one.opcode not in FREE:
-                yield Step(one, times, self.moved(one, inside))
+                yield Step(one, times, self.moved(one, inside), inside)
 
     def branch(self, one: Instruction, trips: Callable[[Instruction], int]) -> str:
         """Returns the branch of a conditional that is counted: the one that moves the most bytes."""

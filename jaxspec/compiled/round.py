@@ -70,7 +70,8 @@ def least_bytes(case: Case, compiled: Compiled) -> float:
       The number of bytes on one device.
     """
     target: Any = compiled.target
-    total = pass_bytes(target, case.batch, case.context)
+    drafts = 0 if compiled.drafter is None else compiled.drafter.lengths[-1]
+    total = pass_bytes(target, case.rows, case.context, 1 + drafts)
     drafter: Any = compiled.drafter
     if (found := parse(case.drafter)) is not None:
         kind, _ = found
@@ -79,7 +80,7 @@ def least_bytes(case: Case, compiled: Compiled) -> float:
         tables = sum(size_of(x) for path, x in jax.tree.leaves_with_path(params) if path[-1].key in kind.tables)
         total += once + kind.passes(case.k) * (size_of(params) - once - tables + _cached(drafter.head, case))
     elif drafter is not None and isinstance(draft := drafter.info.network, LanguageModel):
-        total += case.k * pass_bytes(draft, case.batch, case.context)
+        total += case.k * pass_bytes(draft, case.rows, case.context)
     return total / compiled.devices
 
 
@@ -89,11 +90,23 @@ def _cached(head: Any, case: Case) -> int:
     if not hasattr(config, "num_kv_heads"):
         return 0
     slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim * head.module.dtype.itemsize
-    return case.batch * case.context * slot
+    return case.rows * case.context * slot
 
 
-def pass_bytes(model: LanguageModel, batch: int, context: int) -> int:
-    """Counts the bytes that one pass must read: each weight once, and `context` cached tokens per row."""
+def pass_bytes(model: LanguageModel, batch: int, context: int, tokens: int = 1) -> int:
+    """Counts the bytes that one pass must read: each weight once, and `context` cached tokens per row.
+
+    Of experts only the chosen ones count, as if no two of the `tokens` of each row chose the same.
+    """
     config = model.module.config
     slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize
-    return read_bytes(model) + batch * context * slot
+    return read_bytes(model) - _unread_experts(model, batch * tokens) + batch * context * slot
+
+
+def _unread_experts(model: LanguageModel, tokens: int) -> int:
+    """Returns the bytes of experts that no token chooses."""
+    if (spec := model.module.config.experts) is None:
+        return 0
+    leaves = jax.tree.leaves_with_path(model.params)
+    stored = sum(size_of(x) for path, x in leaves if any(str(key.key).startswith("experts_") for key in path[:-1]))
+    return stored * max(spec.count - tokens * spec.per_token, 0) // spec.count

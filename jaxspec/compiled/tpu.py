@@ -195,7 +195,7 @@ def lines(one: Report) -> Iterator[tuple[str, str]]:
     yield "target, drafter", f"{case.model}, {case.drafter}, k = {case.k}"
     yield (
         "devices",
-        f"{one.devices} of {case.topology}, batch {case.batch}, context {case.context}, {case.weights} weights",
+        f"{one.devices} of {case.topology}, {_rows(case)}, context {case.context}, {case.weights} weights",
     )
     room = f"{-over / 1e9:.1f} GB to spare" if one.fits else f"does not fit: {over / 1e9:.1f} GB too much"
     yield "memory a device", f"{one.memory / 1e9:.2f} GB of {one.available / 1e9:.1f}, {room}"
@@ -214,6 +214,10 @@ def lines(one: Report) -> Iterator[tuple[str, str]]:
     yield "constants", one.source
     for tokens, ratio in one.speed_up.items():
         yield f"speed-up, {tokens} a round", between(*ratio)
+
+
+def _rows(case: Case) -> str:
+    return f"batch {case.batch}" if case.slots is None else f"{case.slots} slots, all live"
 
 
 def between(low: float, high: float) -> str:
