@@ -144,10 +144,12 @@ def _nodes(block: int) -> int:
 
 
 def _evenly_spaced(layers: int) -> tuple[int, ...]:
-    """Returns the layers whose states the public drafters read: from the second to the third from the end."""
+    """Returns the layers whose states the public drafters read: from the second to the third from the end.
+
+    A shallow target's repeat, so that the head has its size on a deep one.
+    """
     last = max(layers - 3, 1)
-    after = {round(1 + index * (last - 1) / (_DFLASH_LAYERS - 1)) for index in range(_DFLASH_LAYERS)}
-    return tuple(sorted(layer + 1 for layer in after))
+    return tuple(round(1 + index * (last - 1) / (_DFLASH_LAYERS - 1)) + 1 for index in range(_DFLASH_LAYERS))
 
 
 HEAD_DRAFTERS: Mapping[str, HeadDrafter] = MappingProxyType(

@@ -155,6 +155,13 @@ class Report:
         ratios = sorted((self.plain.low / self.round.low, self.plain.high / self.round.high))
         return {tokens: Range(*(tokens * ratio for ratio in ratios)) for tokens in range(1, most + 1)}
 
+    @property
+    def breaks_even(self) -> Range | None:
+        """Range of the mean number of tokens per round from which on drafts pay; `None` without drafts."""
+        if self.round is None or self.plain is None or self.case.drafter == "none":
+            return None
+        return Range(*sorted((self.round.low / self.plain.low, self.round.high / self.plain.high)))
+
 
 def report(
     case: Case,
@@ -186,7 +193,9 @@ def report(
 
 def as_json(one: Report) -> str:
     """Returns a report as one line of JSON."""
-    return json.dumps(dataclasses.asdict(one) | {"fits": one.fits, "speed_up": one.speed_up})
+    return json.dumps(
+        dataclasses.asdict(one) | {"fits": one.fits, "speed_up": one.speed_up, "breaks_even": one.breaks_even}
+    )
 
 
 def lines(one: Report) -> Iterator[tuple[str, str]]:
@@ -212,6 +221,8 @@ def lines(one: Report) -> Iterator[tuple[str, str]]:
         yield name, f"{between(program.low * 1e3, program.high * 1e3)} ms"
         yield "", f"{program.operations:,} operations, charged {program.cycles:,} cycles"
     yield "constants", one.source
+    if (pays := one.breaks_even) is not None:
+        yield "drafts pay from", f"{between(*pays)} tokens a round"
     for tokens, ratio in one.speed_up.items():
         yield f"speed-up, {tokens} a round", between(*ratio)
 
