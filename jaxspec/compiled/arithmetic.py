@@ -58,7 +58,7 @@ def _windows(one: Instruction, axes: int) -> dict[str, dict[str, tuple[int, ...]
 
 def _pairs(sizes: list[dict[str, int]], axis: str, window: dict[str, tuple[int, ...]]) -> int:
     """Counts the pairs of an output's and a window's place that meet a place of the input, not its padding."""
-    (stride,), (between,), (apart,) = (window.get(name, (1,)) for name in ("stride", "lhs_dilate", "rhs_dilate"))
-    start, end = -window.get("pad", (0, 0))[0], (sizes[0][axis] - 1) * between
-    places = (start + o * stride + w * apart for o in range(sizes[2][axis]) for w in range(sizes[1][axis]))
-    return sum(0 <= place <= end and place % between == 0 for place in places)
+    (stride,), (spread,), (dilation,) = (window.get(name, (1,)) for name in ("stride", "lhs_dilate", "rhs_dilate"))
+    start, end = -window.get("pad", (0, 0))[0], (sizes[0][axis] - 1) * spread
+    places = (start + o * stride + w * dilation for o in range(sizes[2][axis]) for w in range(sizes[1][axis]))
+    return sum(0 <= place <= end and place % spread == 0 for place in places)

@@ -1,8 +1,8 @@
 """Compiles a server's step for TPUs, with and without drafts: `python -m tests.benchmarks.serving_steps`.
 
 Prints for each number of live rows what a round with drafts and a plain step move, how long they take, and from how
-many tokens a round on drafts pay. Whole models are extrapolated (`whole_depth`), and low ends are of bytes and products
-alone, as `jaxspec compile-report --slots N` has them, which compiles one case at full depth. `--slots 0` is a lone call.
+many tokens a round on drafts pay. Whole models are extrapolated (`whole_depth`). Low ends are of bytes and products
+alone, as in `jaxspec compile-report --slots N`, which compiles one case at full depth. `--slots 0` is a lone call.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Extrapolates what a step of a whole model costs from programs of two and of four layers.
 
-What a layer adds is taken as often as the model has layers. At full depth each program takes minutes to compile.
+The costs of one more layer are added as often as the model has layers. At full depth each program takes minutes to
+compile.
 """
 
 import dataclasses
@@ -57,7 +58,8 @@ def _step(model: str, layers: int, case: Case, with_code: bool) -> Step:
         if with_code:
             machine_code.collect()
         compiled = compile_case(own)
-        cost = costs(own, compiled, **({"read_code": machine_code.read_code} if with_code else {}))
+        read = machine_code.read_code if with_code else lambda _: {}
+        cost = costs(own, compiled, read_code=read)
     return of_costs(cost, compiled.memory, layers)
 
 

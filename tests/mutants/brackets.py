@@ -8,8 +8,8 @@ MUTANTS = (
     Mutant(
         "a product's window multiplies its padding",
         "compiled/arithmetic.py",
-        "sum(0 <= place <= end and place % between == 0 for place in places)",
-        "sum(place % between == 0 for place in places)",
+        "sum(0 <= place <= end and place % spread == 0 for place in places)",
+        "sum(place % spread == 0 for place in places)",
         ("tests/compiled/test_arithmetic.py::test_products_are_counted[fusion]",),
     ),
     Mutant(
