@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from jaxspec.compiled.ahead_of_time import Case, Compiled, compile_case
+from jaxspec.compiled.arithmetic import flops
 from jaxspec.compiled.bracket import Bracket, Code, Constants, Range
 from jaxspec.compiled.copies import Copies, copies
 from jaxspec.compiled.hlo import Instruction, Program
@@ -34,6 +35,7 @@ class Costs:
     Attributes:
       bytes: bytes moved from and to main memory.
       least_bytes: bytes of the weights and of the live cache, divided by the number of devices.
+      flops: multiplications and additions of products; those of kernels are not counted.
       cycles: the compiler's estimate, summed over instructions; collectives have no estimate.
       operations: number of instructions that the compiler charges for.
       low: lower bound of the time, in seconds.
@@ -48,6 +50,7 @@ class Costs:
 
     bytes: int
     least_bytes: float
+    flops: int
     cycles: int
     operations: int
     low: float
@@ -109,6 +112,7 @@ def costs(
     return Costs(
         bytes=moved,
         least_bytes=least_bytes(case, compiled),
+        flops=sum(flops(program, step.instruction, step.inside) * step.times for step in steps),
         cycles=sum(step.instruction.cycles * step.times for step in steps),
         operations=sum(step.times for step in steps if step.instruction.cycles),
         low=time.low,
@@ -211,6 +215,7 @@ def lines(one: Report) -> Iterator[tuple[str, str]]:
     if own is None or one.plain is None:
         return
     yield "read a round", f"{own.bytes / 1e9:.3f} GB, {own.bytes / own.least_bytes:.2f} of the least possible"
+    yield "products a round", f"{own.flops / 1e9:,.1f} billion multiplications and additions"
     yield "collectives a layer", f"{kinds(own.layer_collectives, ', ')}; {own.layer_collective_bytes:,.0f} bytes"
     others = kinds(own.other_collectives, ", ")
     yield "elsewhere in a round", f"{others}; as large as a weight: {own.gathered_bytes:,} bytes"

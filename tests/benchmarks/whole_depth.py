@@ -19,13 +19,14 @@ FEW, MANY = 2, 4
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Gives what a step costs a device: bytes, those it must read, the compiler's cycles, seconds at least and at most.
+    """Gives what a step costs a device: bytes, those it must read, products, the compiler's cycles, and both ends.
 
     Also the bytes that the program needs, the collectives, and the bytes of caches and weights that are laid out anew.
     """
 
     bytes: float
     least: float
+    flops: float
     cycles: float
     low: float
     high: float
@@ -67,4 +68,4 @@ def of_costs(cost: Costs, memory: int, layers: int) -> Step:
     """Returns the costs of a compiled program of a model of some layers."""
     collectives = layers * sum(cost.layer_collectives.values()) + sum(cost.other_collectives.values())
     times = cost.low, cost.high
-    return Step(cost.bytes, cost.least_bytes, cost.cycles, *times, memory, collectives, cost.copies.main)
+    return Step(cost.bytes, cost.least_bytes, cost.flops, cost.cycles, *times, memory, collectives, cost.copies.main)
