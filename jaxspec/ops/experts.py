@@ -7,7 +7,8 @@ one weight is read while another is multiplied. GPUs have `jax.lax.ragged_dot`.
     experts     0  0  0  0  0  2  2  5        sorted
     blocks      [ 0        ][0][ 2 ][5]       of up to four rows
 
-A TPU's compiler takes ragged products of `[e, in, out]` alone: it would lay out the weights of all experts anew.
+A TPU's compiler takes ragged products of `[e, in, out]` alone: it would lay out the weights of all experts a second
+time.
 """
 
 from collections.abc import Callable
@@ -49,12 +50,13 @@ def project_by_expert(
     if isinstance(kernel, PackedWeight):
         found = kernel.product_by_expert(x, experts)
         return _by_blocks(x, kernel.__getitem__, kernel.shape, experts) if found is None else found
-    return jax.lax.platform_dependent(x, kernel, experts, cpu=_cpu, tpu=by_groups, default=ragged)
+    return jax.lax.platform_dependent(x, kernel, experts, cpu=by_blocks, tpu=by_groups, default=ragged)
 
 
-def _cpu(
+def by_blocks(
     x: Float[Array, "m in"], kernel: Float[Array, "e *out in"], experts: Int[Array, "m"]
 ) -> Float[Array, "m *out"]:
+    """Computes `project_by_expert` as on a CPU: block after block."""
     return _by_blocks(x, kernel.__getitem__, kernel.shape, experts)
 
 
