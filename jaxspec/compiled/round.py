@@ -1,9 +1,11 @@
 """Finds a round in a compiled program, the trip counts of its loops, and the bytes that any program must read."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.tree_util import DictKey
 
 from jaxspec.compiled.ahead_of_time import Case, Compiled
 from jaxspec.compiled.heads import parse
@@ -77,7 +79,7 @@ def least_bytes(case: Case, compiled: Compiled) -> float:
         kind, _ = found
         params = drafter.head.params
         once = sum(size_of(params[name]) for name in kind.once)
-        tables = sum(size_of(x) for path, x in jax.tree.leaves_with_path(params) if path[-1].key in kind.tables)
+        tables = _size_of_named(params, lambda name: name in kind.tables)
         total += once + kind.passes(case.k) * (size_of(params) - once - tables + _cached(drafter.head, case))
     elif drafter is not None and isinstance(draft := drafter.info.network, LanguageModel):
         total += case.k * pass_bytes(draft, case.rows, case.context)
@@ -107,6 +109,12 @@ def _unread_experts(model: LanguageModel, tokens: int) -> int:
     """Returns the bytes of experts that no token chooses."""
     if (spec := model.module.config.experts) is None:
         return 0
-    leaves = jax.tree.leaves_with_path(model.params)
-    stored = sum(size_of(x) for path, x in leaves if any(str(key.key).startswith("experts_") for key in path[:-1]))
+    stored = _size_of_named(model.params, lambda name: name.startswith("experts_"))
     return stored * max(spec.count - tokens * spec.per_token, 0) // spec.count
+
+
+def _size_of_named(params: Any, counts: Callable[[str], bool]) -> int:
+    """Returns the bytes of the parameters with a name on their path that counts."""
+    leaves = jax.tree.leaves_with_path(params)
+    named = (x for path, x in leaves if any(counts(key.key) for key in path if isinstance(key, DictKey)))
+    return sum(map(size_of, named))
