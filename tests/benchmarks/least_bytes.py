@@ -1,4 +1,4 @@
-"""Prints the least bytes of a round over those of a plain step, by sizes alone: `python -m tests.benchmarks.least_bytes`.
+"""Prints the least bytes of a round over a plain step's, by sizes alone: `python -m tests.benchmarks.least_bytes`.
 
 Nothing is compiled: `compile-report` divides what a program moves by these numbers.
 """
