@@ -76,11 +76,16 @@ def read_finite(tensors: Mapping[str, LazyTensor], name: str, source: str, dtype
     if not np.isfinite(values).all():
         raise _not_finite(source, name)
     limit = float(jnp.finfo(dtype).max)
-    if values.size and float(jnp.finfo(values.dtype).max) > limit and (largest := float(np.abs(values).max())) > limit:
+    if values.size and float(jnp.finfo(values.dtype).max) > limit and (largest := _largest(values)) > limit:
         problem = f"holds {largest:.3g}, and {jnp.dtype(dtype).name} ends at {limit:.3g}"
         wider = largest <= float(jnp.finfo(jnp.float32).max)
         raise FileFormatError(source, f"tensor {name}", problem, 'pass dtype="float32"' if wider else DOWNLOAD_AGAIN)
     return values
+
+
+def _largest(values: np.ndarray) -> float:
+    """Returns the largest magnitude of some values, without an array of magnitudes."""
+    return max(float(values.max()), -float(values.min()))
 
 
 def _not_finite(source: str, name: str) -> FileFormatError:
@@ -113,13 +118,12 @@ def as_blocks(weight: Grouped) -> Blocks | None:
       The rows, with equal values; `None` if no block format can hold them: for group sizes that 32 does not divide,
       scales that float16 cannot represent, int8 with zeros, and one-byte floats.
     """
-    width, groups = weight.values.shape[-1], weight.scale.shape[-1]
     scale = weight.scale.astype(np.float16)
     exact = np.array_equal(scale.astype(np.float32), weight.scale.astype(np.float32))
-    if width // groups % _INPUTS or not exact or weight.values.dtype != np.int8:
+    if weight.group % _INPUTS or not exact or weight.values.dtype != np.int8:
         return None
     blocks = weight.values.reshape(*weight.values.shape[:-1], -1, _INPUTS)
-    spread = lambda x: np.repeat(x, width // groups // _INPUTS, axis=-1)[..., None]  # noqa: E731
+    spread = lambda x: np.repeat(x, weight.group // _INPUTS, axis=-1)[..., None]  # noqa: E731
     parts = [spread(scale).view(np.uint8)]
     if weight.bits == 4:
         codes = (blocks + 8).astype(np.uint8)

@@ -14,12 +14,15 @@ from jaxspec.nn.config import TransformerConfig
 
 @dataclasses.dataclass(frozen=True)
 class Grouped:
-    """Holds the weight `(values - zero) * scale`, whose groups are equal runs of consecutive inputs.
+    """Holds the weight `(values - zero) * scale`, with one scale for each group of inputs.
+
+    Groups are equal runs of consecutive inputs, unless its reader says otherwise: the last one may be shorter, or the
+    inputs of a group may be anywhere.
 
     Attributes:
       values: `[*out, in]`, int8 or a one-byte float.
-      scale: `[*out, in // group]`, a float of 16 or 32 bits.
-      zero: `[*out, in // group]`, int8; `None` is 0.
+      scale: `[*out, groups]`, a float of 16 or 32 bits.
+      zero: `[*out, groups]`, int8; `None` is 0.
       bits: the bits of each value: 4-bit values are between -8 and 7.
 
     Raises:
@@ -38,17 +41,31 @@ class Grouped:
 
     def __post_init__(self) -> None:
         check_fields(self, "values", "scale", "zero", bits=(1, 8))
-        shape, groups = self.scale.shape, self.scale.shape[-1] if self.scale.ndim else 0
+        shape, inputs = self.scale.shape, self.values.shape
         is_like = self.zero is None or self.zero.shape == shape
-        if not is_like or not groups or self.values.shape[:-1] != shape[:-1] or self.values.shape[-1] % groups:
+        if not is_like or len(inputs) != len(shape) or not shape or not shape[-1] or inputs[:-1] != shape[:-1]:
             raise ValueError(
-                f"scale of Grouped must be [*out, in // group] for values [*out, in], and zero like it, got "
-                f"{shape} for {self.values.shape} and zero {None if self.zero is None else self.zero.shape}"
+                f"scale of Grouped must be [*out, groups] for values [*out, in], and zero like it, got "
+                f"{shape} for {inputs} and zero {None if self.zero is None else self.zero.shape}"
             )
 
+    @property
+    def group(self) -> int:
+        """The number of inputs of each group.
+
+        Raises:
+          ValueError: groups cannot be equal.
+        """
+        inputs, groups = self.values.shape[-1], self.scale.shape[-1]
+        if inputs % groups:
+            raise ValueError(
+                f"{groups} groups of {inputs} inputs are not equal; multiply by the scale of each input's own group"
+            )
+        return inputs // groups
+
     def dequantize(self) -> np.ndarray:
-        """Returns the weight in float32, each number rounded once."""
-        groups = self.values.astype(np.float32).reshape(*self.scale.shape, -1)
+        """Returns the weight in float32, each number rounded once; raises `ValueError` if groups cannot be equal."""
+        groups = self.values.astype(np.float32).reshape(*self.scale.shape, self.group)
         if self.zero is not None:
             groups -= self.zero[..., None]
         groups *= self.scale.astype(np.float32)[..., None]

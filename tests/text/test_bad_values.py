@@ -87,7 +87,7 @@ def test_records_of_families_hold_what_they_say(record):
                 record(**right | {name: wrong})
 
 
-@pytest.mark.parametrize("changed", [{"scale": np.ones((2, 3))}, {"scale": np.ones(2)}, {"zero": np.zeros((2, 1))}])
+@pytest.mark.parametrize("changed", [{"scale": np.ones((3, 2))}, {"scale": np.ones(2)}, {"zero": np.zeros((2, 1))}])
 def test_parts_of_a_quantized_weight_fit_together(changed):
     with pytest.raises(ValueError, match="scale of Grouped must be"):
         Grouped(**RECORDS[Grouped] | changed)
