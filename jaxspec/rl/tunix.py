@@ -197,7 +197,7 @@ class TunixRollout(_BaseRollout):
             )
         before = np.cumprod(np.asarray(prompt_tokens) == self.pad_id(), axis=1).sum(axis=1)
         # If the beginning of a prompt is the padding token too, the last one of these is the prompt's.
-        if self._tokenizer.bos_id() == self.pad_id():
+        if self._begin() == [self.pad_id()]:
             before = np.maximum(before - 1, 0)
         before = np.minimum(before, prompt_tokens.shape[1] - 1)
         return self.rollouts.score(
@@ -242,9 +242,13 @@ class TunixRollout(_BaseRollout):
 
     def _encode(self, prompt: str) -> list[int]:
         """Returns a prompt's tokens, with one token of a beginning if the tokenizer has any, as vanilla does."""
+        ids = [*self._begin(), *self._tokenizer.encode(prompt)]
+        return [int(token) for token in self._tokenizer.dedup_bos_ids(ids)]
+
+    def _begin(self) -> list[int]:
+        """Returns the tokens before each prompt: none for a beginning of id 0, as in vanilla."""
         begin = self._tokenizer.bos_id()
-        ids = [begin] if begin else []
-        return [int(token) for token in self._tokenizer.dedup_bos_ids([*ids, *self._tokenizer.encode(prompt)])]
+        return [begin] if begin else []
 
     def _left_padded(self, ids: list[list[int]], width: int) -> np.ndarray:
         """Pads prompts as vanilla does: to `width`, or to a power of two if one is longer."""

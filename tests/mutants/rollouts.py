@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 _ROLLOUTS, _TUNIX, _HISTORY = "rl/rollouts.py", "rl/tunix.py", "rl/history.py"
 _CONTRACT, _STORE = "tests/rl/test_tunix_contract.py", "tests/rl/test_history.py"
+_SCORED, _SKYRL = "tests/rl/test_padding.py", "tests/rl/test_skyrl_rows.py"
 _REFUSED, _WEIGHTS = "tests/rl/test_rollouts.py", "tests/rl/test_weights.py"
 
 MUTANTS = (
@@ -87,8 +88,22 @@ MUTANTS = (
     Mutant(
         "a store restored from a checkpoint forgets its keys",
         _HISTORY,
-        "_Answer(np.asarray(own, np.int32), tuple(key.tolist()))",
-        "_Answer(np.asarray(own, np.int32), ())",
+        "_Answer(np.array(own, np.int32), tuple(key.tolist()))",
+        "_Answer(np.array(own, np.int32), ())",
         (f"{_STORE}::test_its_state_restores_answers_keys_and_order",),
+    ),
+    Mutant(
+        "a kept answer is a view of its batch",
+        _HISTORY,
+        "np.array(tokens, np.int32).reshape(-1)",
+        "np.asarray(tokens, np.int32).reshape(-1)",
+        (f"{_STORE}::test_answers_are_copies",),
+    ),
+    Mutant(
+        "a beginning of id 0 counts as a token of the prompt, though none is put before it",
+        _TUNIX,
+        "if self._begin() == [self.pad_id()]:",
+        "if self._tokenizer.bos_id() == self.pad_id():",
+        (f"{_SCORED}::test_a_beginning_of_id_0_is_no_token_of_a_prompt",),
     ),
 )
