@@ -90,9 +90,11 @@ class History:
         Args:
           prompt: the prompt's tokens.
           tokens: the answer's tokens; an empty answer is not kept.
-          key: the words of the key that the answer was drawn with, if it is known.
+          key: the words of the key that the answer was drawn with. Without them, the answer counts as drawn with
+            another key than those of all later calls.
         """
-        new = _Answer(np.asarray(tokens, np.int32).reshape(-1), tuple(int(word) for word in key))
+        # A copy: a view would keep the whole batch of answers, and change with the caller's array.
+        new = _Answer(np.array(tokens, np.int32).reshape(-1), tuple(int(word) for word in key))
         if not new.tokens.size:
             return
         name = _digest(prompt)
@@ -102,9 +104,7 @@ class History:
         self._bytes += new.bytes
         while len(held) > self.answers:
             self._bytes -= held.popleft().bytes
-        while self._bytes > self.most_bytes and self._held:
-            _, dropped = self._held.popitem(last=False)
-            self._bytes -= sum(one.bytes for one in dropped)
+        self._trim()
 
     def keys(self, prompt: Sequence[int]) -> set[tuple[int, ...]]:
         """Returns the words of the keys that the prompt's answers were drawn with."""
@@ -151,7 +151,7 @@ class History:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Replaces the answers by those of a `state`, also of a store with other limits.
+        """Replaces the answers by those of a `state`, also of a store with other limits, whose excess is dropped.
 
         Raises:
           ValueError: it is not the result of `state`.
@@ -167,7 +167,7 @@ class History:
             )
         split = lambda values, sizes: np.split(values, np.cumsum(sizes)[:-1]) if len(sizes) else []  # noqa: E731
         each = [
-            _Answer(np.asarray(own, np.int32), tuple(key.tolist()))
+            _Answer(np.array(own, np.int32), tuple(key.tolist()))
             for own, key in zip(split(tokens, lengths), split(keys, key_words), strict=True)
         ]
         self._held.clear()
@@ -176,6 +176,13 @@ class History:
             answers = each[start : start + count][-self.answers :]
             self._held[name.tobytes()] = collections.deque(answers)
             self._bytes, start = self._bytes + sum(one.bytes for one in answers), start + count
+        self._trim()
+
+    def _trim(self) -> None:
+        """Drops the prompts that were not used for the longest time, down to the bytes of the store."""
+        while self._bytes > self.most_bytes and self._held:
+            _, dropped = self._held.popitem(last=False)
+            self._bytes -= sum(one.bytes for one in dropped)
 
 
 def _digest(prompt: Sequence[int]) -> bytes:

@@ -98,3 +98,22 @@ def test_other_states_and_sizes_are_refused():
         History(answers=0)
     with pytest.raises(TypeError, match="width"):
         History(width=2.5)
+
+
+def test_answers_are_copies():
+    """Of the caller's array, which is larger and may change, and of the state that they were read from."""
+    history, other, batch = History(), History(), np.arange(60, dtype=np.int32).reshape(6, 10)
+    history.add([1], batch[0, :3])
+    state = history.state()
+    other.load_state(state)
+    batch[:] = 7
+    state["tokens"][:] = 7
+    assert packed(history, [1]) == packed(other, [1]) == [0, 1, 2, -1]
+
+
+def test_a_store_of_fewer_bytes_takes_the_prompts_of_a_state_that_were_used_last():
+    history, smaller = History(), History(most_bytes=600)
+    for prompt in ([1], [2], [3]):
+        history.add(prompt, [5, 6])
+    smaller.load_state(history.state())
+    assert smaller.bytes <= 600 and len(smaller) == 2 and packed(smaller, [3]) and not packed(smaller, [1])
