@@ -159,6 +159,7 @@ class Rollouts:
         max_new_tokens: int | Sequence[int],
         stop_tokens: Any = None,
         with_log_probs: bool = True,
+        fills: Sequence[bool] | None = None,
     ) -> Answers:
         """Answers each prompt, and adds the answers to the history.
 
@@ -170,6 +171,8 @@ class Rollouts:
           max_new_tokens: the largest number of new tokens, one integer or one for each row.
           stop_tokens: ids that end a row, as in `jaxspec.generate`.
           with_log_probs: whether to return log-probabilities.
+          fills: for each row, whether it only fills the batch up, so that its answer is not added to the history;
+            `None` is no row.
 
         Raises:
           TypeError, ValueError: an argument is invalid; the log-probabilities that were asked for are not those of a
@@ -204,8 +207,10 @@ class Rollouts:
         answers = self._answers(jax.device_get(generation), with_log_probs)
         self.calls += 1
         if self.history is not None:
-            for prompt, answer, word in zip(prompts, answers.tokens, words, strict=True):
-                self.history.add(prompt, answer, word)
+            fills = [False] * len(prompts) if fills is None else fills
+            for prompt, answer, word, fill in zip(prompts, answers.tokens, words, fills, strict=True):
+                if not fill:
+                    self.history.add(prompt, answer, word)
         return answers
 
     def score(

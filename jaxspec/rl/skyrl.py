@@ -10,12 +10,15 @@ from jax import Array
 
 from jaxspec.core.sampling import Sampling
 from jaxspec.core.validate import takes
+from jaxspec.decoding.room import bucket
 from jaxspec.decoding.score import score
 from jaxspec.drafters.base import Drafter
 from jaxspec.rl.history import History
 from jaxspec.rl.rollouts import Rollouts
 from jaxspec.rl.weights import ToModel
 from jaxspec.verifiers.base import Verifier
+
+_LONGEST_CHARACTER = 4  # in bytes, and so in tokens
 
 
 @dataclasses.dataclass
@@ -49,7 +52,11 @@ def generator(
     """Makes a method `generate` for a class of SkyRL tx's models: `Model.generate = jaxspec.rl.generator(to_model)`.
 
     Each row has its own temperature, top-k, top-p, seed, stop tokens and length, all traced: other values compile
-    nothing. Rows of equal seeds and prompts have equal tokens in all calls.
+    nothing within the same buckets of lengths, of prompts, answers and lists of stop tokens. Rows of equal seeds and
+    prompts have equal tokens in all calls. Rows whose mask is all zeros, which fill a batch up, have no tokens and end
+    by "length".
+
+    All rows decode with the weights that `to_model` returns: only the base model, adapter 0, can be sampled.
 
     Args:
       to_model: makes a jaxspec model of such a model, in each call.
@@ -88,22 +95,31 @@ def generator(
             raise ValueError("stop_strings are found in the text; pass tokenizer=...")
         target, tokens = to_model(self), np.asarray(input_ids)
         lengths = np.asarray(attention_mask).sum(axis=1)
-        prompts = [row[:count].tolist() for row, count in zip(tokens, lengths, strict=True)]
+        if not lengths.any():
+            nothing: list[list[Any]] = [[] for _ in lengths]
+            return GenerateOutput(nothing, ["length"] * len(lengths), nothing, nothing if prompt_logprobs else None)
+        # A row without tokens decodes one token of the first that has some: another number of rows would compile.
+        fills, first = lengths == 0, int(np.argmax(lengths > 0))
+        sources = [first if fill else row for row, fill in enumerate(fills)]
+        params = [sampling_params[row] for row in sources]
         answers = rollouts.sample(
             target,
-            prompts,
-            key=jax.vmap(jax.random.key)(np.array([one.seed for one in sampling_params])),
-            sampling=_sampling(sampling_params),
-            max_new_tokens=[one.max_tokens for one in sampling_params],
-            stop_tokens=_padded([list(one.stop_tokens or ()) for one in sampling_params]),
+            [tokens[row, : lengths[row]].tolist() for row in sources],
+            key=jax.vmap(jax.random.key)(np.array([one.seed for one in params])),
+            sampling=_sampling(params),
+            max_new_tokens=[1 if fill else one.max_tokens for one, fill in zip(params, fills, strict=True)],
+            stop_tokens=_padded([list(one.stop_tokens or ()) for one in params]),
+            fills=fills.tolist(),
         )
         assert answers.log_probs is not None
-        new = [row.tolist() for row in answers.tokens]
-        ends = [_end(row, one.stop_strings, tokenizer) for row, one in zip(new, sampling_params, strict=True)]
-        stopped = [token or text for token, (_, text) in zip(answers.stopped, ends, strict=True)]
+        new = [[] if fill else row.tolist() for row, fill in zip(answers.tokens, fills, strict=True)]
+        ends = [_end(row, one.stop_strings, tokenizer) for row, one in zip(new, params, strict=True)]
+        stopped = [
+            not fill and (token or text) for token, (_, text), fill in zip(answers.stopped, ends, fills, strict=True)
+        ]
         scored = None
         if prompt_logprobs:
-            scores = np.asarray(score(target, tokens, length=lengths).log_probs)
+            scores = np.asarray(score(target, tokens, length=np.maximum(lengths, 1)).log_probs)
             scored = [row[1:count].tolist() for row, count in zip(scores, lengths, strict=True)]
         return GenerateOutput(
             [row[:end] for row, (end, _) in zip(new, ends, strict=True)],
@@ -116,30 +132,34 @@ def generator(
 
 
 def _sampling(params: Sequence[Any]) -> Sampling:
-    """Returns one policy with the values of each row; parameters that no row uses are left out."""
+    """Returns one policy with the values of each row, all arrays: values that exclude nothing share its program."""
     temperature = np.array([one.temperature for one in params], np.float32)
     top_p = np.array([one.top_p for one in params], np.float32)
     top_k = np.array([max(one.top_k, 0) for one in params], np.int32)
     array = jax.numpy.asarray
-    return Sampling(
-        array(temperature),
-        top_k=array(top_k) if top_k.any() else None,
-        top_p=array(top_p) if (top_p < 1).any() else None,
-    )
+    return Sampling(array(temperature), top_k=array(top_k), top_p=array(top_p))
 
 
 def _padded(rows: list[list[int]]) -> np.ndarray:
-    """Returns lists of ids as one array, padded with -1."""
-    width = max(map(len, rows))
-    return np.array([row + [-1] * (width - len(row)) for row in rows], np.int32).reshape(len(rows), width)
+    """Returns lists of ids as one array, padded with -1 to a bucket."""
+    width = bucket(max(map(len, rows)))
+    return np.array([row + [-1] * (width - len(row)) for row in rows], np.int32)
 
 
 def _end(tokens: list[int], strings: Sequence[str] | None, tokenizer: Any) -> tuple[int, bool]:
     """Returns the number of tokens up to the first that completes a stop string, and whether there is one."""
-    if not strings:
+    if not tokens or not strings:
         return len(tokens), False
-    for count in range(1, len(tokens) + 1):
+
+    def holds(count: int) -> bool:
         text = tokenizer.decode(tokens[:count])
-        if any(string in text for string in strings):
-            return count, True
-    return len(tokens), False
+        return any(string in text for string in strings)
+
+    if not holds(len(tokens)):
+        return len(tokens), False
+    absent, held = 0, len(tokens)
+    while absent + 1 < held:
+        middle = (absent + held) // 2
+        absent, held = (absent, middle) if holds(middle) else (middle, held)
+    # A prefix that ends within a character may hide a string that a shorter one has.
+    return next(count for count in range(max(held - _LONGEST_CHARACTER, 1), held + 1) if holds(count)), True

@@ -100,6 +100,27 @@ MUTANTS = (
         (f"{_STORE}::test_answers_are_copies",),
     ),
     Mutant(
+        "rows that fill a batch up have an answer",
+        "rl/skyrl.py",
+        "new = [[] if fill else row.tolist() for",
+        "new = [row.tolist() for",
+        (f"{_SKYRL}::test_rows_without_tokens_have_none",),
+    ),
+    Mutant(
+        "truncation that no row asks for has a program of its own",
+        "rl/skyrl.py",
+        "top_k=array(top_k),",
+        "top_k=array(top_k) if top_k.any() else None,",
+        (f"{_SKYRL}::test_other_values_compile_nothing",),
+    ),
+    Mutant(
+        "the search for a stop string goes the wrong way",
+        "rl/skyrl.py",
+        "(absent, middle) if holds(middle) else (middle, held)",
+        "(absent, middle) if not holds(middle) else (middle, held)",
+        (f"{_SKYRL}::test_the_first_prefix_with_a_stop_string_ends_a_row",),
+    ),
+    Mutant(
         "a beginning of id 0 counts as a token of the prompt, though none is put before it",
         _TUNIX,
         "if self._begin() == [self.pad_id()]:",
