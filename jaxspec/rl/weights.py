@@ -32,17 +32,22 @@ class Weights:
         """Copies the parameters.
 
         Args:
-          module: the NNX module.
+          module: the NNX module. Its parameters may be in the host's memory, where tunix's `offload_to_cpu` puts them;
+            the first update that is on devices then makes the model.
           mesh: the devices to decode on; `None` keeps the module's.
           dtype: the type of floating parameters; `None` keeps the module's.
           to_model: makes a model of a module; `None` is `jaxspec.adopt`, or `from_tunix` for what that cannot express.
+
+        Raises:
+          TypeError: `to_model` returns something else.
+          ValueError: without `to_model`, no model can be made of the module.
         """
         self._graph, state = nnx.split(module)
         named, self._tree = jax.tree_util.tree_flatten_with_path(state)
         self._names = {jax.tree_util.keystr(path): index for index, (path, _) in enumerate(named)}
         self._types = [_type_in(x, dtype) for _, x in named]
         self._shardings = [_sharding_on(x, mesh) for _, x in named]
-        self._to_model = to_model or _to_model(module)
+        self._to_model = to_model
         self._arrays: list[Array] = [x for _, x in named]
         self.target: Model | None = None
         self.update(state)
@@ -82,7 +87,10 @@ class Weights:
         return _copy(x if x.sharding == sharding else jax.device_put(x, sharding), self._types[index])
 
     def _made(self) -> Model:
-        target = self._to_model(self.module())
+        module = self.module()
+        if self._to_model is None:
+            self._to_model = _to_model(module)
+        target = self._to_model(module)
         if not isinstance(target, Model):
             raise TypeError(f"to_model must return a jaxspec Model, got {kind_given(target)}; pass jaxspec.adopt, say")
         return target
@@ -104,10 +112,11 @@ def _type_in(x: Array, dtype: DTypeLike | None) -> Any:
 
 
 def _sharding_on(x: Array, mesh: Mesh | None) -> Sharding:
-    """Returns the sharding of an array on the devices of a mesh, by the same axes if it has them."""
+    """Returns the sharding of an array in the memory of a mesh's devices, by the same axes if it has them."""
     own = x.sharding
     if mesh is None or own.device_set <= set(mesh.devices.flat):
-        return own
+        kind = next(iter(own.device_set)).default_memory().kind
+        return own if own.memory_kind == kind else own.with_memory_kind(kind)
     spec = own.spec if isinstance(own, NamedSharding) else PartitionSpec()
     axes = {axis for part in spec for axis in (part if isinstance(part, tuple) else (part,)) if axis is not None}
     return NamedSharding(mesh, spec if axes <= set(mesh.axis_names) else PartitionSpec())
@@ -118,9 +127,17 @@ def _on_device(x: Array, sharding: Sharding) -> bool:
 
 
 def _to_model(module: Any) -> ToModel:
-    """Returns `adopt` if it can express a module, else `from_tunix`."""
+    """Returns `adopt` if it can express a module, else `from_tunix`; raises `ValueError` if neither can."""
     try:
         adopt(module)
-    except (TypeError, ValueError):
-        return lambda module: from_tunix(module, check=False)
-    return adopt
+        return adopt
+    except (TypeError, ValueError) as reason:
+        wrap = functools.partial(from_tunix, check=False)
+        try:
+            wrap(module)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"no model can be made of {type(module).__name__}; pass to_model=, a function from it to a jaxspec "
+                f"Model. jaxspec.adopt: {reason}. jaxspec.foreign.from_tunix: {error}"
+            ) from reason
+        return wrap

@@ -100,6 +100,13 @@ MUTANTS = (
         (f"{_STORE}::test_answers_are_copies",),
     ),
     Mutant(
+        "the memory that a module is passed in is taken for that of the devices",
+        "rl/weights.py",
+        "return own if own.memory_kind == kind else own.with_memory_kind(kind)",
+        "return own",
+        (f"{_WEIGHTS}::test_a_module_in_the_host_s_memory_waits_for_an_update_on_the_device",),
+    ),
+    Mutant(
         "rows that fill a batch up have an answer",
         "rl/skyrl.py",
         "new = [[] if fill else row.tolist() for",

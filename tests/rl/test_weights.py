@@ -49,6 +49,29 @@ def test_the_rollout_s_own_type_stays():
     np.testing.assert_array_equal(weights.target.a, Policy(2).a[...].astype(jnp.bfloat16))
 
 
+def test_a_module_in_the_host_s_memory_waits_for_an_update_on_the_device():
+    """As tunix passes it with `offload_to_cpu`."""
+    policy, device = Policy(), jax.devices()[0]
+    kinds = {memory.kind for memory in device.addressable_memories()} - {device.default_memory().kind}
+    if not kinds:
+        pytest.skip("the device has one kind of memory")
+    state = nnx.state(Policy())
+    offloaded = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(min(kinds))), state)
+    nnx.update(policy, offloaded)
+    calls = []
+    weights = Weights(policy, mesh=None, dtype=None, to_model=lambda module: calls.append(1) or to_model(module))
+    assert weights.target is None and not calls
+    weights.update(state)
+    assert weights.target.a.sharding.memory_kind == device.default_memory().kind
+    weights.update(offloaded)
+    assert weights.target is None and len(calls) == 1
+
+
+def test_a_module_that_is_no_model_names_both_reasons():
+    with pytest.raises(ValueError, match=r"of Policy; pass to_model=.*jaxspec.adopt: .*from_tunix: model must be"):
+        Weights(Policy(), mesh=None, dtype=None, to_model=None)
+
+
 def test_other_parameters_and_models_are_refused():
     weights = made(Policy())
     with pytest.raises(ValueError, match=r"shape \(2, 2\), expected \(7, 7\)"):
