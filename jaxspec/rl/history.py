@@ -170,12 +170,11 @@ class History:
             _Answer(np.array(own, np.int32), tuple(key.tolist()))
             for own, key in zip(split(tokens, lengths), split(keys, key_words), strict=True)
         ]
-        self._held.clear()
-        self._bytes, start = 0, 0
+        held, start = collections.OrderedDict[bytes, collections.deque[_Answer]](), 0
         for name, count in zip(prompts.astype(np.uint8), counts.tolist(), strict=True):
-            answers = each[start : start + count][-self.answers :]
-            self._held[name.tobytes()] = collections.deque(answers)
-            self._bytes, start = self._bytes + sum(one.bytes for one in answers), start + count
+            held[name.tobytes()] = collections.deque(each[start : start + count][-self.answers :])
+            start += count
+        self._held, self._bytes = held, sum(one.bytes for answers in held.values() for one in answers)
         self._trim()
 
     def _trim(self) -> None:

@@ -8,6 +8,7 @@ Refusals   a lossy verifier; truncation with the trainer's log-probabilities, un
 import dataclasses
 import io
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ from jaxspec.decoding.score import score
 from jaxspec.drafters.base import Drafter, NoDrafter
 from jaxspec.drafters.hybrid import HybridDrafter
 from jaxspec.drafters.lookup import LookupDrafter
-from jaxspec.io.files import as_path, write_bytes
+from jaxspec.io.files import as_path, reading, write_bytes
 from jaxspec.rl.history import History
 from jaxspec.rl.log_probs import (
     Convention,
@@ -45,6 +46,7 @@ from jaxspec.verifiers.base import Verifier
 from jaxspec.verifiers.table import seeded_verifier
 
 _HISTORY = "history_"
+_SAVED = "pass a file that Rollouts.save wrote, such as an earlier one"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,13 +260,19 @@ class Rollouts:
         """
         if "calls" not in state:
             raise ValueError("the state of Rollouts has no calls; pass the result of Rollouts.state()")
+        calls = np.asarray(state["calls"])
+        if calls.shape or not np.issubdtype(calls.dtype, np.integer) or calls < 0:
+            raise ValueError(
+                f"calls of the state must be a number of calls, got {validate.shown(state['calls'])}; pass the result "
+                "of Rollouts.state()"
+            )
         held = {name.removeprefix(_HISTORY): x for name, x in state.items() if name.startswith(_HISTORY)}
         if bool(held) != (self.history is not None):
             has = "a" if held else "no"
             raise ValueError(f"the state has {has} history, unlike this object; pass history= as when it was saved")
         if self.history is not None:
             self.history.load_state(held)
-        self.calls = int(np.asarray(state["calls"]))
+        self.calls = int(calls)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the `state` to a file, which is complete or absent whenever the process dies."""
@@ -273,9 +281,20 @@ class Rollouts:
         write_bytes(as_path("path", path), data.getvalue())
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Reads a file that `save` wrote; raises as `load_state` does."""
-        with np.load(as_path("path", path), allow_pickle=False) as state:
-            self.load_state(state)
+        """Reads a file that `save` wrote.
+
+        Raises:
+          FileFormatError: it is missing, damaged or another file.
+          ValueError: as in `load_state`.
+        """
+        path = as_path("path", path)
+        with reading(path, advice=_SAVED), path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise ValueError("it is damaged, or no file of rollouts")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as stored:
+                state = {name: stored[name] for name in stored.files}
+        self.load_state(state)
 
     def _keys(self, key: Array, rows: int) -> Array:
         keys = as_threefry(key)

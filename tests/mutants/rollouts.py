@@ -107,6 +107,13 @@ MUTANTS = (
         (f"{_WEIGHTS}::test_a_module_in_the_host_s_memory_waits_for_an_update_on_the_device",),
     ),
     Mutant(
+        "a damaged number of calls is found after the history was replaced",
+        _ROLLOUTS,
+        "if calls.shape or not np.issubdtype(calls.dtype, np.integer) or calls < 0:",
+        "if False:",
+        ("tests/rl/test_restore.py::test_calls_that_are_no_number_replace_nothing",),
+    ),
+    Mutant(
         "rows that fill a batch up have an answer",
         "rl/skyrl.py",
         "new = [[] if fill else row.tolist() for",
