@@ -482,10 +482,15 @@ def _words(words: Any, tokenizer: Tokenizer) -> tuple[str, ...]:
     words = list(words) if isinstance(words, list | tuple) else [words]
     if not all(isinstance(word, str) and word for word in words):
         raise TypeError(f"bad_words must be strings, none of them empty, got {validate.shown(words)}")
+    checked = tuple(validate.text("bad_words", word) for word in words)
+    _check_words(checked, tokenizer)
+    return checked
+
+
+@functools.lru_cache(maxsize=64)  # of what passes: an error comes again
+def _check_words(words: tuple[str, ...], tokenizer: Tokenizer) -> None:
     for word in words:
-        text = validate.text("bad_words", word)
-        _check_is_text(f"{word!r} of bad_words", text, tokenizer, "a logit_bias of -inf for each of {}")
-    return tuple(words)
+        _check_is_text(f"{word!r} of bad_words", word, tokenizer, "a logit_bias of -inf for each of {}")
 
 
 @functools.lru_cache(maxsize=8)  # of up to 128 MiB each

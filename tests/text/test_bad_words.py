@@ -25,3 +25,16 @@ def test_a_special_token_is_no_word(words):
 def test_parts_of_its_name_are_words():
     for words in ("end", "<|en", "end|>", "|", ["user"]):
         assert len(_made(words)) == 1
+
+
+def test_words_are_tokenized_once_for_all_requests_and_refused_each_time():
+    made, tokenizer = [], text_models.byte_level()
+    encode = tokenizer.encode
+    tokenizer.encode = lambda text, **options: made.append(text) or encode(text, **options)
+    options = [], jaxspec.NGramDrafter(k=2), tokenizer, text_models.VOCAB, ()
+    for _ in range(3):
+        make_processors(jaxspec.TextOptions(bad_words=["sea"]), *options)
+    assert 0 < made.count("sea") <= 2
+    for _ in range(2):
+        with pytest.raises(ValueError, match="of bad_words has a special token"):
+            make_processors(jaxspec.TextOptions(bad_words=[END]), *options)
