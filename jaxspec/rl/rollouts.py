@@ -77,7 +77,8 @@ class Answers:
 class Rollouts:
     """Samples answers for reinforcement learning; no draft changes their distribution or their log-probabilities.
 
-    With the default verifier, tokens are those of plain decoding with the same key, for any drafter and history.
+    With the default verifier, tokens are those of plain decoding with the same key, for any drafter and history: up to
+    rounding, and to the bit with `bit_exact=True` or native kernels.
 
     Attributes:
       drafter: drafts tokens; `None` means plain decoding.

@@ -52,7 +52,10 @@ class RolloutOutput(_BaseOutput):
 
 
 class TunixRollout(_BaseRollout):
-    """Speculates in tunix's rollouts; tokens are those of plain decoding with the same keys.
+    """Speculates in tunix's rollouts; tokens are those of plain decoding with the same keys, up to rounding.
+
+    They are the same to the bit with `bit_exact=True` or native kernels. The devices hold the weights twice: the
+    trainer's, and this copy.
 
     Pass it as `rollout_engine` of tunix's `ClusterConfig`, with options by `functools.partial`.
 
@@ -188,7 +191,11 @@ class TunixRollout(_BaseRollout):
           completion_tokens: the answers, `int32[b, c]`, padded on the right.
 
         Returns:
-          `float32[b, c]`; of padding too, which tunix masks.
+          `float32[b, c]`; of padding too, which tunix masks. With `bit_exact=True`, the bits that `generate` returned
+          for the same rows together, without truncation and at a temperature above 0.
+
+        Raises:
+          RuntimeError: the weights are in the host's memory.
         """
         target = self._weights.target
         if target is None:

@@ -60,6 +60,13 @@ MUTANTS = (
         ("tests/io/test_repeated_keys.py::test_in_files_and_lines",),
     ),
     Mutant(
+        "bad words are tokenized at each request",
+        "text/request.py",
+        "@functools.lru_cache(maxsize=64)  # of what passes: an error comes again\n",
+        "",
+        ("tests/text/test_bad_words.py::test_words_are_tokenized_once_for_all_requests_and_refused_each_time",),
+    ),
+    Mutant(
         "a special token's name is a bad word, which bans nothing",
         "text/request.py",
         "if special := [one for one, written in spelled.items() if written and written in text]:",

@@ -9,6 +9,13 @@ _Q = "checkpoints/quantized"
 
 MUTANTS = (
     Mutant(
+        "weights whose last group is shorter are refused",
+        "families/base.py",
+        "or inputs[:-1] != shape[:-1]:",
+        "or inputs[:-1] != shape[:-1] or inputs[-1] % shape[-1]:",
+        ("tests/checkpoints/test_ragged_groups.py::test_float8_with_a_shorter_last_block",),
+    ),
+    Mutant(
         "numbers of four bits are packed without their middle",
         f"{_Q}/module.py",
         "values.view(np.uint8) + np.uint8(1 << bits - 1)",
