@@ -356,6 +356,7 @@ def _stop_strings(stop: Any, tokenizer: Tokenizer) -> tuple[str, ...]:
     return stops
 
 
+@functools.lru_cache(maxsize=256)  # of what passes: an error comes again
 def _check_is_text(name: str, text: str, tokenizer: Tokenizer, instead: str) -> None:
     """Raises `ValueError` if a text has the name of a special token, which no text has; `instead` takes their ids."""
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -482,15 +483,9 @@ def _words(words: Any, tokenizer: Tokenizer) -> tuple[str, ...]:
     words = list(words) if isinstance(words, list | tuple) else [words]
     if not all(isinstance(word, str) and word for word in words):
         raise TypeError(f"bad_words must be strings, none of them empty, got {validate.shown(words)}")
-    checked = tuple(validate.text("bad_words", word) for word in words)
-    _check_words(checked, tokenizer)
-    return checked
-
-
-@functools.lru_cache(maxsize=64)  # of what passes: an error comes again
-def _check_words(words: tuple[str, ...], tokenizer: Tokenizer) -> None:
-    for word in words:
+    for word in (validate.text("bad_words", word) for word in words):
         _check_is_text(f"{word!r} of bad_words", word, tokenizer, "a logit_bias of -inf for each of {}")
+    return tuple(words)
 
 
 @functools.lru_cache(maxsize=8)  # of up to 128 MiB each
