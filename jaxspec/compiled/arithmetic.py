@@ -60,5 +60,16 @@ def _pairs(sizes: list[dict[str, int]], axis: str, window: dict[str, tuple[int, 
     """Counts the pairs of an output's and a window's place that meet a place of the input, not its padding."""
     (stride,), (spread,), (dilation,) = (window.get(name, (1,)) for name in ("stride", "lhs_dilate", "rhs_dilate"))
     start, end = -window.get("pad", (0, 0))[0], (sizes[0][axis] - 1) * spread
-    places = (start + o * stride + w * dilation for o in range(sizes[2][axis]) for w in range(sizes[1][axis]))
-    return sum(0 <= place <= end and place % spread == 0 for place in places)
+    (few, by), (many, step) = sorted(((sizes[2][axis], stride), (sizes[1][axis], dilation)))
+    return sum(_multiples(range(first, end + 1), step, many, spread) for first in range(start, start + few * by, by))
+
+
+def _multiples(places: range, step: int, count: int, spread: int) -> int:
+    """Counts the multiples of `spread` from 0 among the first `count` of every `step`-th place."""
+    first, common = places.start, math.gcd(step, spread)
+    least, most = max(0, -(first // step)), min(count, -(-(places.stop - first) // step))
+    if first % common or most <= least:
+        return 0
+    period = spread // common
+    offset = -first // common * pow(step // common, -1, period) % period
+    return (most - 1 - offset) // period - (least - 1 - offset) // period

@@ -19,8 +19,6 @@ from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import Network
 from jaxspec.sharding.placement import Placement, put
 
-# The most rounds of a turn, as in `jaxspec.Engine`. It sizes a buffer, which is written once a round.
-_ROUNDS = 16
 # The arguments of `step` that it may overwrite: the slots.
 DONATED = (2,)
 
@@ -35,7 +33,7 @@ def step(
 ) -> tuple[Slots, Advance]:
     """Releases free slots, and runs rounds over the others; jit it with the slots donated."""
     held = slotted.release(slots, free)
-    return slotted.advance(target, drafter, None, held, rounds=_ROUNDS, most=most, until_end=until_end)
+    return slotted.advance(target, drafter, None, held, rounds=slotted.MOST_ROUNDS, most=most, until_end=until_end)
 
 
 def arguments_of(

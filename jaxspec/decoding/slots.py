@@ -36,6 +36,8 @@ from jaxspec.decoding.round import Round
 from jaxspec.drafters.base import Drafter
 from jaxspec.verifiers.base import Verifier
 
+# The most rounds of a turn of a server. It sizes a buffer, which is written once a round.
+MOST_ROUNDS = 16
 # The options of a row that its slot does not fix.
 _OF_ROWS = ("prompt_length", "max_new_tokens", "key", "answers")
 

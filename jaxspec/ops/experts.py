@@ -99,7 +99,7 @@ def by_groups(
     # With the axes of a product: otherwise a weight is first copied out of the others.
     flat = kernel.reshape(count, -1, width)
     first, starts, ends = _blocks(experts, count, size)
-    group = min(_TOGETHER, most := _most_blocks(rows, count, size))
+    group = min(_TOGETHER, most := max(1, _most_blocks(rows, count, size)))
     block = jnp.arange(-(-most // group) * group, dtype=jnp.int32)
     # After the last block with rows, that of the last expert again: it is read, and its result is dropped.
     owner = jnp.minimum(jnp.sum(ends[None] <= block[:, None], axis=1, dtype=jnp.int32), count - 1)

@@ -17,6 +17,7 @@ from jaxspec.core.layout import Unsharded
 from jaxspec.core.programs import PROGRAMS
 from jaxspec.decoding.options import Arguments
 from jaxspec.decoding.room import bucket
+from jaxspec.decoding.slots import MOST_ROUNDS
 from jaxspec.serving.group import Group
 from jaxspec.serving.groups import Groups
 from jaxspec.serving.handle import CancelledError, Handle, QueueFullError
@@ -41,8 +42,8 @@ from jaxspec.verifiers.table import seeded_verifier
 _LOGGER = logging.getLogger("jaxspec")
 # The capacity of a slot if none is given and the context of the model is larger.
 _CAPACITY = 1024
-# The largest number of rounds of one turn, and the time that it should take; then text is handed out.
-_ROUNDS, _TURN_SECONDS = 16, 0.05
+# The time that a turn should take; then text is handed out.
+_TURN_SECONDS = 0.05
 # The number of chunks of a prompt that are fed at a time while rows are decoded, and while there are none.
 _CHUNKS, _IDLE_CHUNKS = 1, 4
 # The bytes of texts that have ended.
@@ -133,16 +134,16 @@ class Engine:
         self.slots, self.most_waiting, self.reused_tokens = int(slots), most_waiting, 0
         self._waiting: Waiting[Job] = Waiting()
         self._prompts: list[Prompt[Job]] = []
-        self._share, self._pace = Share(prompt_share), Pace(_TURN_SECONDS, _ROUNDS)
+        self._share, self._pace = Share(prompt_share), Pace(_TURN_SECONDS, MOST_ROUNDS)
         self._prefixes = Prefixes(int(prefix_bytes))
         self._news = threading.Condition()
         self._changes = self._seen = 0
         self._idle = self._closing = self._drain = False
         self._failure: BaseException | None = None
-        self._steps: Steps[Job] = steps_of(self.decoder, (self.slots, self.capacity), _ROUNDS, deadline)
+        self._steps: Steps[Job] = steps_of(self.decoder, (self.slots, self.capacity), MOST_ROUNDS, deadline)
         idle = lambda: not (self._waiting or self.running)  # noqa: E731
         self._groups: Groups[Job] = Groups(
-            self.slots, _ROUNDS, reuses=self._prefixes.keeps, changed=self._changed, idle=idle, steps=self._steps
+            self.slots, MOST_ROUNDS, reuses=self._prefixes.keeps, changed=self._changed, idle=idle, steps=self._steps
         )
         keep_freed_memory()
         self._thread = threading.Thread(target=self._run, name="jaxspec-engine", daemon=True)

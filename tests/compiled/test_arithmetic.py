@@ -1,7 +1,10 @@
 """The arithmetic of products, read from compiled programs: dots, convolutions over padding, and fusions of them."""
 
+import random
+
 import pytest
 
+from jaxspec.compiled import arithmetic
 from jaxspec.compiled.arithmetic import flops
 from jaxspec.compiled.bracket import Bracket, Constants, Range
 from jaxspec.compiled.devices import Chip
@@ -47,6 +50,20 @@ def _program(body):
 def test_products_are_counted(body, expected):
     program = _program(body)
     assert flops(program, program.computations["main"]["out"], program.computations["main"]) == expected
+
+
+def test_places_are_counted_without_a_look_at_each():
+    for seed in range(300):
+        made = random.Random(seed)
+        outputs, window, inputs = (made.randrange(1, 9) for _ in range(3))
+        stride, spread, dilation = (made.randrange(1, 7) for _ in range(3))
+        start = made.randrange(-9, 5)
+        settings = {"stride": (stride,), "lhs_dilate": (spread,), "rhs_dilate": (dilation,), "pad": (-start, 0)}
+        places = [start + o * stride + w * dilation for o in range(outputs) for w in range(window)]
+        expected = sum(place in range(0, (inputs - 1) * spread + 1, spread) for place in places)
+        assert arithmetic._pairs([{"0": inputs}, {"0": window}, {"0": outputs}], "0", settings) == expected, seed
+    wide = [{"0": 10**4}, {"0": 10**12}, {"0": 10}]
+    assert arithmetic._pairs(wide, "0", {}) == 10 * 10**4 - 45  # an output after another meets one place fewer
 
 
 def test_a_low_end_is_at_least_the_arithmetic():

@@ -11,6 +11,7 @@ COUNT, OUT, WIDTH = 20, (2, 3), 8
 WEIGHTS = np.random.default_rng(0).normal(size=(COUNT, *OUT, WIDTH)).astype(np.float32)
 # The experts of the rows: fewer blocks than a group, several groups, groups without rows, and blocks of many rows.
 ROWS = {
+    "none": [],
     "one group": [3, 3, 7, 19],
     "three groups": np.arange(COUNT),
     "later groups have none": [5] * 12 + [6] * 13,

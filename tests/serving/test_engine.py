@@ -70,7 +70,7 @@ def test_rows_move_to_half_the_width_and_back(target, monkeypatch):
     """Programs are compiled where they are needed, as on a mesh, so that rows do not end before they can move."""
     monkeypatch.setattr(group, "_PATIENCE", 1)
     monkeypatch.setattr(groups, "_compiles_ahead", lambda _: False)
-    monkeypatch.setattr(engine_module, "_ROUNDS", 1)
+    monkeypatch.setattr(engine_module, "MOST_ROUNDS", 1)
     long = {"temperature": 0, "max_new_tokens": 40, "stop_tokens": ()}
     asked = [("hello", {**long, "max_new_tokens": 2}), ("the sea", long), ("a", {**long, "max_new_tokens": 30})]
     with jaxspec.Engine(target, "ngram", k=2, slots=2, capacity=CAPACITY) as engine:
