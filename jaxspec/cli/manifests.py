@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from jaxspec.cli.help import Help
+from jaxspec.cli.options import build, parsed
 
 HELP = Help(
     "jaxspec manifests --topology tpu7x:2x2x2 --image REGISTRY/jaxspec:1 -- --model MODEL",
@@ -49,6 +50,7 @@ def run(options: Options) -> None:
     """Prints what starts servers in a Kubernetes cluster with TPUs: a JobSet or a Deployment, and a Service."""
     import yaml
 
+    from jaxspec.cli import serve
     from jaxspec.io.files import write_text
     from jaxspec.serving.manifests import Server
 
@@ -56,6 +58,7 @@ def run(options: Options) -> None:
         field.name: getattr(options, field.name) for field in dataclasses.fields(Server) if field.name != "arguments"
     }
     server = Server(**given, arguments=tuple(options.serve or ()))
+    build(serve.Options, parsed(serve, server.arguments))
     text = yaml.safe_dump_all(server.objects(), sort_keys=False, width=100)
     if options.out is None:
         print(text, end="")

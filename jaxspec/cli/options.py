@@ -13,7 +13,7 @@ import enum
 import inspect
 import pkgutil
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -160,6 +160,24 @@ def build(kind: type, given: Mapping[str, Any]) -> Any:
         nested = isinstance(hint, type) and dataclasses.is_dataclass(hint)
         made[field.name] = build(hint, given) if nested else _plain(given[field.name])
     return kind(**made)
+
+
+def parsed(module: Any, words: Sequence[str]) -> dict[str, Any]:
+    """Reads words as options of a command, without running it.
+
+    Args:
+      module: that of the command.
+      words: what follows its name.
+
+    Returns:
+      The values, as `build` takes them.
+
+    Raises:
+      click.UsageError: an option is unknown, or its value is.
+    """
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command()(command(module.run, module.Options, module.HELP))
+    return typer.main.get_command(alone).make_context("options after '--'", list(words)).params
 
 
 def _parameter(field: dataclasses.Field, hint: Any) -> inspect.Parameter:

@@ -73,17 +73,20 @@ def run(options: Options) -> None:
     except ImportError as error:
         raise ImportError(f"jaxspec serve needs {error.name}, which is not installed; run {_INSTALL}") from error
 
+    heard: list[int] = []
     with options.processes.joined():
         options.processes.check_same(dataclasses.replace(options, processes=Processes()), 0)
         if options.processes.first:
-            _serve(options, uvicorn, build_app)
-            return
-        with _engine(options) as engine:
-            _ignore_signals()
-            engine.follow()
+            _serve(options, uvicorn, build_app, heard)
+        else:
+            with _engine(options) as engine:
+                _note_signals(heard)
+                engine.follow()
+    if heard and options.processes.distributed:  # whoever started the processes would take 0 for the end of the work
+        raise typer.Exit(128 + heard[0])
 
 
-def _serve(options: Options, uvicorn: Any, build_app: Callable[..., Any]) -> None:
+def _serve(options: Options, uvicorn: Any, build_app: Callable[..., Any], heard: list[int]) -> None:
     from jaxspec.serving.kinds import warm
 
     name = options.name or os.path.basename(options.model.rstrip("/")) or options.model
@@ -100,17 +103,17 @@ def _serve(options: Options, uvicorn: Any, build_app: Callable[..., Any]) -> Non
         longest = int(options.timeout or _LONGEST) + 1
         config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=longest)
         if not options.processes.alone:
-            _ignore_signals()
+            _note_signals(heard)
         _server_of(uvicorn, app, config).run(sockets=[listening])
 
 
-def _ignore_signals() -> None:
+def _note_signals(heard: list[int]) -> None:
     """Lets several processes end together: the first one, after its running requests, and then the others.
 
     While it serves, the first one has other handlers; at the end the signal is raised once more, for the one set here.
     """
     for word in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(word, signal.SIG_IGN)
+        signal.signal(word, lambda number, _: heard.append(number))
 
 
 def _listen(host: str, port: int) -> socket.socket:

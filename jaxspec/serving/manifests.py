@@ -8,6 +8,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from jaxspec.core import validate
@@ -23,6 +24,16 @@ _PERIOD, _FAILURES = 10, 3
 _RESTARTS = 100
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _API_KEY = "JAXSPEC_API_KEY"
+# Options of `jaxspec serve` that follow from the slice and the other fields.
+_OWN = MappingProxyType(
+    {
+        "--timeout": "pass longest",
+        **dict.fromkeys(("--host", "--port"), "leave it out: the objects name the port"),
+        **dict.fromkeys(
+            ("--distributed", "--coordinator", "--num-processes", "--process-id"), "leave it out: it follows from topology"
+        ),
+    }
+)
 # Only the first of several processes listens.
 _LISTENS = 'test "$JOB_COMPLETION_INDEX" != 0 || '
 _LOOK = "python -c \"import urllib.request as r; r.urlopen('http://127.0.0.1:{port}{path}', timeout=5)\""
@@ -37,8 +48,8 @@ class Server:
       image: the container image, in which `jaxspec` is installed with the extras `tpu` and `serve`.
       topology: the slice of a copy, such as `v6e:2x2`.
       copies: the number of copies.
-      arguments: options of `jaxspec serve`, such as `("--model", "MODEL")`.
-      longest: seconds that a copy which is to stop waits for running requests.
+      arguments: options of `jaxspec serve`, such as `("--model", "MODEL")`, without those that are set here already.
+      longest: the `--timeout` of requests, for which a copy that is to stop waits.
       start: seconds within which a copy loads the model and compiles.
 
     Example:
@@ -63,6 +74,9 @@ class Server:
         if not re.fullmatch(r"\S+", validate.text("image", self.image)):
             raise ValueError(f"image must be that of a container, such as REGISTRY/jaxspec:1, got {self.image!r}")
         Slice.of(self.topology)
+        for word in (one.partition("=")[0] for one in self.arguments):
+            if word in _OWN:
+                raise ValueError(f"arguments must not have {word}, which is set already; {_OWN[word]}")
 
     def objects(self) -> list[dict[str, Any]]:
         """Returns the objects, as they are written in YAML or JSON."""
@@ -88,7 +102,7 @@ class Server:
             "readinessProbe": _look("/health"),
             "livenessProbe": _look("/live"),
         }
-        # A pod that goes waits until a new one is ready; a slice may not be free before, so one more is not required.
+        # A pod goes once a new one is ready, which needs one more free slice; without one, an update waits.
         rolling = {"maxUnavailable": 0, "maxSurge": 1}
         return {
             "apiVersion": "apps/v1",
@@ -131,7 +145,8 @@ class Server:
             "kind": "JobSet",
             "metadata": metadata,
             "spec": {
-                "network": {"enableDNSHostnames": True},
+                # The controller creates a Service of this name, which must differ from that of clients.
+                "network": {"enableDNSHostnames": True, "subdomain": f"{name}-hosts"},
                 "failurePolicy": {"maxRestarts": _RESTARTS},
                 "replicatedJobs": [{"name": "hosts", "replicas": 1, "template": {"spec": job}}],
             },
@@ -151,7 +166,7 @@ class Server:
         }
 
     def _container(self, part: Slice, more: Sequence[str], looks: Mapping[str, Any]) -> dict[str, Any]:
-        if part.chips > 1 and part.hosts == 1:
+        if part.devices > 1 and part.hosts == 1:
             more = (*more, "--mesh", f"model={part.devices}")
         words = ("jaxspec", "serve", "--host", "0.0.0.0", "--port", str(_PORT), "--timeout", str(self.longest))
         ports = [{"name": "http", "containerPort": _PORT}]

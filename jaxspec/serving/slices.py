@@ -84,7 +84,7 @@ class Slice:
             raise ValueError(
                 f"topology must be one of {', '.join(GENERATIONS)} and its extents, such as tpu7x:2x2x2, got {text!r}"
             )
-        if not re.fullmatch(r"\d{1,4}(x\d{1,4}){1,2}", topology, re.ASCII) or not known.has(topology):
+        if not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2}", topology, re.ASCII) or not known.has(topology):
             raise ValueError(f"{generation} has slices of {known.listed}; got {text!r}, pass {generation}:EXTENTS")
         return cls(generation, topology)
 

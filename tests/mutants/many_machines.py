@@ -41,6 +41,20 @@ MUTANTS = (
         (f"{_MANIFESTS}::test_commands_are_those_of_serve",),
     ),
     Mutant(
+        "a JobSet's Service has the clients' name",
+        "serving/manifests.py",
+        'f"{name}-hosts"',
+        "name",
+        (f"{_MANIFESTS}::test_names_differ",),
+    ),
+    Mutant(
+        "a server that was told to go has done its work",
+        "cli/serve.py",
+        "raise typer.Exit(128 + heard[0])",
+        "raise typer.Exit(0)",
+        ("tests/cli/test_serve_signals.py",),
+    ),
+    Mutant(
         "a pod that is lost comes back alone",
         "serving/manifests.py",
         '"backoffLimit": 0,',

@@ -53,7 +53,7 @@ def test_pods_fit_their_slice(topology):
         assert service["spec"]["selector"]["batch.kubernetes.io/job-completion-index"] == "0"
 
 
-@pytest.mark.parametrize("topology", ["v5e:1x1", "v5e:2x4", "tpu7x:2x2x1", "tpu7x:2x2x2"])
+@pytest.mark.parametrize("topology", ["v5e:1x1", "v5e:2x4", "tpu7x:1x1x1", "tpu7x:2x2x1", "tpu7x:2x2x2"])
 def test_commands_are_those_of_serve(topology):
     """Several hosts are found by JAX, and all of their devices are one mesh; one host says how many it has."""
     (found, _), part = server(topology).objects(), Slice.of(topology)
@@ -88,6 +88,15 @@ def test_copies():
     assert service["metadata"]["name"] == service["spec"]["selector"]["app"] == "chat"
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+def test_names_differ(copies):
+    """Of the clients' Service and of what the controller of JobSets creates."""
+    *sets, service = server("v6e:4x4", copies=copies).objects()
+    names = [one["metadata"]["name"] for one in sets]
+    names += [one["spec"]["network"]["subdomain"] for one in sets]
+    assert len({*names}) == 2 * copies and service["metadata"]["name"] not in names[copies:]
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -95,6 +104,9 @@ def test_copies():
         ({"image": "a b"}, "image must be that of a container"),
         ({"copies": 0}, "copies of Server must be between 1 and 1000, got 0"),
         ({"topology": "v5e:3x3"}, "v5e has slices of 1x1, 2x2"),
+        ({"arguments": ("--timeout", "5")}, "must not have --timeout, which is set already; pass longest"),
+        ({"arguments": ("--port=5",)}, "must not have --port, which is set already; leave it out"),
+        ({"arguments": ("--distributed",)}, "must not have --distributed, .* follows from topology"),
     ],
 )
 def test_wrong_servers_are_refused(given, words):
@@ -112,6 +124,9 @@ def test_the_command_writes_them(tmp_path):
     written = run("--topology", "tpu7x:2x2x2", "--out", str(tmp_path / "a.yaml"), "--", "--model", "M")
     assert written.exit_code == 0 and (tmp_path / "a.yaml").read_text() == shown.stdout
     refused = run("--topology", "tpu7x:2x2")
+    for word, said in (("--modle", "No such option: --modle"), ("--mesh=a", "--mesh takes sizes"), ("M", "argument")):
+        wrong = run("--topology", "v5e:1x1", "--", word)
+        assert wrong.exit_code == 2 and said in wrong.stderr
     assert refused.exit_code == 2 and "tpu7x has slices of 1x1x1, 2x2x1" in refused.stderr
 
 

@@ -28,7 +28,7 @@ def test_hosts_and_chips(text, accelerator, hosts, chips, devices):
 @pytest.mark.parametrize(
     "text",
     ["v5e:2x8", "v5e:2x2x1", "v6e:4x4x4", "v5p:1x1x1", "v5p:4x4x6", "v5p:8x4x4", "v5p:16x24x24", "tpu7x:2x2", "tpu7x:"]
-    + ["v5e:02x2", "v5e:4x4\n", "v5e:٢x٢", "v5p:0x0x0", "v5p:4x4x99999"],
+    + ["v5e:02x2", "v5e:4x4\n", "v5e:٢x٢", "v5p:0x0x0", "v5p:04x4x4", "v5p:4x4x04", "v5p:4x4x99999"],
 )
 def test_what_does_not_exist_is_an_error_that_lists_what_does(text):
     with pytest.raises(ValueError, match=r"has slices of .*2x2.*; got .*, pass"):
