@@ -30,7 +30,8 @@ _OWN = MappingProxyType(
         "--timeout": "pass longest",
         **dict.fromkeys(("--host", "--port"), "leave it out: the objects name the port"),
         **dict.fromkeys(
-            ("--distributed", "--coordinator", "--num-processes", "--process-id"), "leave it out: it follows from topology"
+            ("--distributed", "--coordinator", "--num-processes", "--process-id"),
+            "leave it out: it follows from topology",
         ),
     }
 )

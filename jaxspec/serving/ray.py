@@ -1,9 +1,11 @@
 """Runs many copies of an engine with Ray: over files of prompts by Ray Data, and at one address by Ray Serve."""
 
+import dataclasses
 import hashlib
 import importlib
 import json
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -11,12 +13,15 @@ from typing import Any, Literal, TypeAlias
 
 from jaxspec.core import validate
 from jaxspec.core.typed import typed
+from jaxspec.decoding.hints import refuse_unknown
 from jaxspec.decoding.program_cache import use_by_default
 from jaxspec.serving.completion import complete
 from jaxspec.serving.engine import Engine
 from jaxspec.serving.kinds import warm
-from jaxspec.serving.ray_files import absolute, check_run, checkpointed, format_of, read_prompts, write_answers
+from jaxspec.serving.ray_files import LINE, PLACE, absolute, checkpointed, format_of, read_prompts, write_answers
+from jaxspec.serving.ray_runs import check_ids, check_place, check_run, drop_unsure, listed, said
 from jaxspec.serving.rows import answer_of, read_row, with_token_ids
+from jaxspec.text.request import TextOptions
 
 _LOGGER = logging.getLogger("jaxspec")
 # A model's name or path, or a function that creates the engine in the process of its copy.
@@ -29,6 +34,9 @@ _BATCHES = 2
 _COLUMNS = frozenset(
     ("text", "stop_reason", "token_ids", "prompt_tokens", "seed", "tokens_per_round", "alternatives", "error")
 )
+# Options of all rows, as `Engine.submit` takes them.
+_OPTIONS = frozenset(field.name for field in dataclasses.fields(TextOptions)) - {"answers", "capacity"}
+_OPTIONS |= {"priority", "timeout", "cache_salt", "prompt_alternatives"}
 # The number of times in a row that a worker may die before it is ready; Ray's default is 0.
 _DEATHS_AT_START = 3
 # Processors that reading, writing and leaving out answered rows take besides the workers.
@@ -76,12 +84,7 @@ class Completer:
         Raises:
           TypeError, ValueError: as in `Engine`, or an argument is invalid.
         """
-        validate.text("id_column", id_column)
-        validate.integers("Completer", seed=(seed, 0, 2**62))
-        if isinstance(keep, str):
-            raise TypeError(f"keep must be a list of names of columns, got {keep!r}; pass [{keep!r}]")
-        if taken := {id_column, *keep} & _COLUMNS:
-            raise ValueError(f"id_column and keep must not be columns of answers, got {', '.join(taken)}; rename them")
+        _check(id_column, keep, seed, options)
         self._id, self._keep, self._seed, self._options = id_column, tuple(keep), int(seed), options
         self._engine = _engine(engine, engine_options, prompt_share=1.0)
 
@@ -135,11 +138,13 @@ class Completer:
         missing = [name for name in (self._id, *self._keep) if name not in row]
         if missing:
             raise ValueError(f"a batch needs the columns {', '.join(missing)}, got {', '.join(row)}")
+        if LINE not in row:
+            row = {name: _exact(one) for name, one in row.items()}
         if (key := row[self._id]) is None:
             raise ValueError(f"each row needs an id in the column {self._id}, got none")
         seed, given = seed_of(key, self._seed), row
-        if (line := row.get("line")) is not None:  # from a file of JSON lines
-            given = read_row(line, row["place"])
+        if (line := row.get(LINE)) is not None:  # from a file of JSON lines
+            given = read_row(line, row[PLACE])
             if isinstance(given, Exception):
                 return given, seed
         columns = (self._id, *self._keep)
@@ -186,7 +191,7 @@ def complete_files(
     """Completes files of prompts on a Ray cluster, and answers each row once, even if processes and nodes die.
 
     An interrupted run goes on if it is called again: rows with an answer are left out, and so are all rows if the run
-    was complete. `ANSWERS.checkpoint` lists their ids, and `ANSWERS.run.json` the options.
+    was complete. `ANSWERS.checkpoint` lists their ids, and `ANSWERS.run.json` the options and prompts.
 
     Args:
       engine: the name or path of a model, or a function that creates the engine in a worker.
@@ -206,7 +211,9 @@ def complete_files(
       **options: options of all rows, as for `Engine.submit`.
 
     Raises:
-      TypeError, ValueError: an argument is invalid; or the folder belongs to a run with other options.
+      TypeError, ValueError: an argument is invalid; the folder belongs to a run with other prompts or options; or a row
+        in Parquet has no id.
+      FileNotFoundError: a file of prompts does not exist.
       ImportError: Ray is not installed.
 
     Example:
@@ -218,10 +225,18 @@ def complete_files(
     paths = [absolute(one) for one in ([prompts] if isinstance(prompts, str | os.PathLike) else prompts)]
     folder, reads = absolute(answers), prompts_format or format_of(paths)
     writes = answers_format or reads
+    _check(id_column, keep, seed, options)
+    _check_source(engine, engine_options)
     if reads == "jsonl" and keep:
         raise ValueError("keep names columns of Parquet; leave it out for JSON lines")
     given = {"id_column": id_column, "keep": tuple(keep), "seed": seed, "engine_options": engine_options, **options}
-    check_run(folder, {"engine": engine if isinstance(engine, str) else "a function", "format": writes, **given})
+    check_place(folder, paths)
+    files = listed(paths)
+    if reads == "parquet":
+        check_ids(list(files), id_column)
+    begun = {"engine": said("engine", engine), "prompts": files, "format": writes}
+    check_run(folder, {**begun, **{name: said(name, one) for name, one in given.items()}})
+    drop_unsure(f"{folder}.checkpoint")
     _check_processors(workers * actor_options.get("num_cpus", 1))
     with checkpointed(data, id_column, folder, deaths=_DEATHS_AT_START):
         rows = read_prompts(data, paths, reads, id_column)
@@ -335,16 +350,35 @@ class _Copy:
 
 def _engine(source: Source, options: Mapping[str, Any], **defaults: Any) -> Engine:
     """Creates the engine, in the process that uses it."""
+    _check_source(source, options)
     use_by_default()
     if isinstance(source, str):
         return Engine(source, **{**defaults, **options})
+    engine = source()
+    validate.instance("the result of engine", engine, Engine, "return jaxspec.Engine(target, drafter)")
+    return engine
+
+
+def _check_source(source: Source, options: Mapping[str, Any]) -> None:
+    if isinstance(source, str):
+        return
     if options:
         raise ValueError(f"engine_options are for a model's name, got {', '.join(options)}; pass them in the function")
     if not callable(source):
         raise TypeError(f"engine must be a model's name or a function, got {validate.shown(source)}; pass a function")
-    engine = source()
-    validate.instance("the result of engine", engine, Engine, "return jaxspec.Engine(target, drafter)")
-    return engine
+
+
+def _check(id_column: str, keep: Sequence[str], seed: int, options: Mapping[str, Any]) -> None:
+    """Checks the arguments of `Completer`, which `complete_files` does before it begins anything."""
+    validate.text("id_column", id_column)
+    validate.integers("Completer", seed=(seed, 0, 2**62))
+    if isinstance(keep, str):
+        raise TypeError(f"keep must be a list of names of columns, got {keep!r}; pass [{keep!r}]")
+    if taken := {id_column, *keep} & _COLUMNS:
+        raise ValueError(f"id_column and keep must not be columns of answers, got {', '.join(taken)}; rename them")
+    if options.get("prompt_alternatives") is not None:
+        raise ValueError("prompt_alternatives are no part of a result; pass them to Engine.submit")
+    refuse_unknown(options, _OPTIONS, TextOptions.HINTS)
 
 
 def _needed(module: str, install: str = _INSTALL) -> Any:
@@ -389,6 +423,13 @@ def _rows(batch: Any) -> list[dict[str, Any]]:
         names = list(batch)
         return [dict(zip(names, map(_plain, row), strict=True)) for row in zip(*batch.values(), strict=True)]
     return [{name: _plain(one) for name, one in row.items()} for row in batch.to_pylist()]
+
+
+def _exact(value: Any) -> Any:
+    """Returns a value as it was before a column with nulls became one of floats: without NaN, and whole numbers."""
+    if not isinstance(value, float):
+        return value
+    return None if math.isnan(value) else int(value) if value.is_integer() else value
 
 
 def _plain(value: Any) -> Any:

@@ -6,9 +6,13 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+# The columns of a line of JSON and of its number, whose names no column of prompts has.
+LINE, PLACE = "__jaxspec_line", "__jaxspec_place"
+# What some programs begin a file in UTF-8 with.
+_MARK = b"\xef\xbb\xbf"
 # Lines of a file that are read at a time.
 _LINES = 1024
 
@@ -32,28 +36,6 @@ def format_of(prompts: Sequence[str]) -> str:
     raise ValueError(f"the ending of {first!r} names no format; pass prompts_format='jsonl' or 'parquet'")
 
 
-def check_run(answers: str, said: Mapping[str, Any]) -> None:
-    """Writes the options of a run next to its answers, or compares them with those that began it.
-
-    Raises:
-      ValueError: the folder has answers to other options, or other files.
-    """
-    fs = importlib.import_module("pyarrow.fs")
-    system, folder = fs.FileSystem.from_uri(answers)
-    path, text = f"{folder}.run.json", json.dumps(said, sort_keys=True, default=repr)
-    if system.get_file_info(path).type == fs.FileType.File:
-        with system.open_input_stream(path) as file:
-            begun = file.readall().decode()
-        if begun != text:
-            raise ValueError(f"{answers} was begun with other options, {begun}, got {text}; pass another folder")
-        return
-    if system.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
-        raise ValueError(f"{answers} holds other files; pass a new folder")
-    system.create_dir(folder, recursive=True)
-    with system.open_output_stream(path) as file:
-        file.write(text.encode())
-
-
 @contextlib.contextmanager
 def checkpointed(data: Any, id_column: str, answers: str, *, deaths: int) -> Iterator[None]:
     """Makes the datasets that are created within it write each row once; a later run leaves out written rows."""
@@ -72,7 +54,8 @@ def checkpointed(data: Any, id_column: str, answers: str, *, deaths: int) -> Ite
 def read_prompts(data: Any, prompts: Sequence[str], form: str, id_column: str) -> Any:
     """Returns a dataset of the rows of files.
 
-    A line of JSON stays one text, the column `line`, next to its number in `place`: rows need not have equal fields.
+    A line of JSON stays one value, the bytes in the column `LINE`, next to its number in `PLACE`: rows need not have
+    equal fields, and a line that is no text becomes an error later.
 
     Args:
       data: the module `ray.data`.
@@ -88,11 +71,11 @@ def read_prompts(data: Any, prompts: Sequence[str], form: str, id_column: str) -
         """Reads files of JSON lines."""
 
         def _read_stream(self, f: Any, path: str) -> Iterator[Any]:
-            lines = ((place, one.decode()) for place, one in enumerate(io.BufferedReader(f)) if one.strip())
+            lines = lines_of(io.BufferedReader(f))
             while some := list(itertools.islice(lines, _LINES)):
-                ids = [id_of(line, f"{path}:{place + 1}") for place, line in some]
+                ids = [id_of(line, id_column, f"{path}:{place + 1}") for place, line in some]
                 places, texts = zip(*some, strict=True)
-                yield table.table({id_column: ids, "place": places, "line": texts})
+                yield table.table({id_column: ids, PLACE: places, LINE: texts})
 
     return data.read_datasource(Lines(list(prompts)))
 
@@ -122,20 +105,38 @@ def write_answers(data: Any, answers: Any, folder: str, form: str, rows: int) ->
     answers.write_datasink(Lines(folder, file_format="jsonl", min_rows_per_file=rows))
 
 
-def id_of(line: str, otherwise: str) -> str:
+def lines_of(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines that are not blank, with their places from 0, and without a mark of the byte order.
+
+    Args:
+      file: the lines of a file.
+
+    Example:
+        >>> from jaxspec.serving.ray_files import lines_of
+        >>> list(lines_of([b"\\xef\\xbb\\xbf{}\\n", b"\\n", b"[1]"]))
+        [(0, b'{}\\n'), (2, b'[1]')]
+    """
+    for place, line in enumerate(file):
+        text = line if place else line.removeprefix(_MARK)
+        if text.strip():
+            yield place, text
+
+
+def id_of(line: bytes, name: str, otherwise: str) -> str:
     """Returns the id in a line of JSON as a text.
 
     Args:
       line: the line.
+      name: the field of the id.
       otherwise: the id of a line that is invalid or has none.
 
     Example:
         >>> from jaxspec.serving.ray_files import id_of
-        >>> id_of('{"id": 7}', "rows.jsonl:1"), id_of("{", "rows.jsonl:2")
+        >>> id_of(b'{"id": 7}', "id", "rows.jsonl:1"), id_of(b"{", "id", "rows.jsonl:2")
         ('7', 'rows.jsonl:2')
     """
     try:
-        found = json.loads(line)["id"]
+        found = json.loads(line.decode())[name]
     except (ValueError, RecursionError, KeyError, TypeError):
         return otherwise
     return str(found).encode(errors="backslashreplace").decode() if isinstance(found, str | int) else otherwise
@@ -166,8 +167,8 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
     Example:
         >>> from jaxspec.serving.ray_files import absolute
-        >>> absolute("s3://bucket/rows"), absolute("/data/../rows")
+        >>> absolute("s3://bucket/rows/"), absolute("/data/../rows")
         ('s3://bucket/rows', '/rows')
     """
     text = os.fspath(path)
-    return text if "://" in text else os.path.abspath(text)
+    return text.rstrip("/") if "://" in text else os.path.abspath(text)

@@ -12,11 +12,11 @@ Outcome: TypeAlias = TextResult | dict[str, Any] | Exception
 _ID = re.compile(r"\d{1,10}", re.ASCII)
 
 
-def read_row(line: str, index: int) -> Mapping[str, Any] | Exception:
+def read_row(line: str | bytes, index: int) -> Mapping[str, Any] | Exception:
     """Reads a line of JSON as a row of `complete`; an invalid line becomes an error, which is returned.
 
     Args:
-      line: a JSON object, with a `prompt` or `messages`, and options of the row. Its `id` is left out.
+      line: a JSON object, bytes in UTF-8, with a `prompt` or `messages`, and options of the row. Its `id` is left out.
       index: the place of the line, from 0.
 
     Example:
@@ -25,7 +25,7 @@ def read_row(line: str, index: int) -> Mapping[str, Any] | Exception:
         {'prompt': 'the sea', 'logit_bias': {5: 1}}
     """
     try:
-        row = json_value(line)
+        row = json_value(line if isinstance(line, str) else line.decode())
     except (ValueError, RecursionError) as error:
         return ValueError(f"line {index + 1} is no JSON: {error}")
     if not isinstance(row, dict):

@@ -2,7 +2,9 @@
 
 from tests.mutants.mutant import Mutant
 
-_RAY, _SLICES, _MANIFESTS = (f"tests/serving/test_{name}.py" for name in ("ray", "slices", "manifests"))
+_RAY, _RUNS, _SLICES, _MANIFESTS = (
+    f"tests/serving/test_{name}.py" for name in ("ray", "ray_runs", "slices", "manifests")
+)
 
 MUTANTS = (
     Mutant(
@@ -25,6 +27,20 @@ MUTANTS = (
         'str(answer["error"]).encode(errors="backslashreplace").decode()',
         'str(answer["error"])',
         (f"{_RAY}::test_bad_rows_are_errors_and_end_no_others",),
+    ),
+    Mutant(
+        "rows of a file that Ray deletes count as answered",
+        "serving/ray_runs.py",
+        "return [one for one in names if one.startswith(pending)",
+        "return [one for one in names if one in pending",
+        (f"{_RUNS}::test_an_id_is_sure_if_its_file_is_complete",),
+    ),
+    Mutant(
+        "a line has the field id as its id, whatever the call says",
+        "serving/ray_files.py",
+        "json.loads(line.decode())[name]",
+        'json.loads(line.decode())["id"]',
+        (f"{_RAY}::test_each_line_has_an_id_that_is_a_text",),
     ),
     Mutant(
         "slices of eight chips in a plane have two hosts",

@@ -78,7 +78,8 @@ def test_bad_rows_are_errors_and_end_no_others(worker):
         "{}",
         '{"prompt": "a", "seed": "b"}',
     ]
-    found = worker().answers({"id": range(8), "line": lines, "place": range(8)})
+    lines = [*(line.encode() for line in lines), b'{"prompt": "\xff"}']
+    found = worker().answers({"id": range(9), ray_files.LINE: lines, ray_files.PLACE: range(9)})
     words = (
         "must be a JSON object",
         "line 3 is no JSON",
@@ -87,6 +88,7 @@ def test_bad_rows_are_errors_and_end_no_others(worker):
         "temperature",
         "a prompt or messages",
         "seed",
+        "line 9 is no JSON: 'utf-8'",
     )
     assert len(found[0]["token_ids"]) == 3 and found[0]["seed"] == seed_of(0)
     for row, word in zip(found[1:], words, strict=True):
@@ -127,6 +129,8 @@ def test_wrong_calls_are_named(engine, worker, tmp_path, monkeypatch):
         worker(engine_options={"slots": 4})
     with pytest.raises(TypeError, match="keep must be a list of names of columns, got 'c'"):
         worker(keep="c")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_tokens'"):
+        worker(max_tokens=3)
     monkeypatch.setattr(ray.importlib, "import_module", lambda name: __import__("no_such_module"))
     for call in (lambda: complete_files("m", "a.jsonl", str(tmp_path)), lambda: build_serve("m", model="m")):
         with pytest.raises(ImportError, match=r"this needs no_such_module.*jaxspec-decode\[ray"):
@@ -143,22 +147,42 @@ def test_formats_go_by_the_suffix():
 
 def test_paths_are_those_of_other_processes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = [ray_files.absolute(path) for path in ("a/../b", pathlib.Path("c"), "gs://bucket/a")]
+    found = [ray_files.absolute(path) for path in ("a/../b", pathlib.Path("c"), "gs://bucket/a/")]
     assert found == [str(tmp_path / "b"), str(tmp_path / "c"), "gs://bucket/a"]
 
 
 def test_each_line_has_an_id_that_is_a_text():
     lines = {
-        '{"id": "a"}': "a",
-        '{"id": 7}': "7",
-        "{}": "-",
-        "[1]": "-",
-        "oops": "-",
-        '{"id": [1]}': "-",
-        "[" * 9999: "-",
+        b'{"key": "a", "id": "b"}': "a",
+        b'{"key": 7}': "7",
+        b'{"id": "b"}': "-",
+        b"[1]": "-",
+        b"oops": "-",
+        b'{"key": [1]}': "-",
+        b"[" * 9999: "-",
+        b'{"key": "\xff"}': "-",
     }
-    assert {line: ray_files.id_of(line, "-") for line in lines} == lines
-    assert ray_files.id_of(r'{"id": "\ud800"}', "-").encode() == rb"\ud800"
+    assert {line: ray_files.id_of(line, "key", "-") for line in lines} == lines
+    assert ray_files.id_of(rb'{"id": "\ud800"}', "id", "-").encode() == rb"\ud800"
+
+
+def test_a_mark_before_a_file_is_no_part_of_a_line():
+    mark = b"\xef\xbb\xbf"
+    assert list(ray_files.lines_of([mark + b"{}\n", b" \n", mark + b"1"])) == [(0, b"{}\n"), (2, mark + b"1")]
+    assert list(ray_files.lines_of([mark + b"\n"])) == []
+
+
+def test_columns_that_nulls_made_floats_are_whole_again(worker):
+    """As Ray's batches in NumPy have them."""
+    batch = {"id": np.array([3.0, 4.0]), "prompt": column("the sea", "a"), "max_new_tokens": np.array([3.0, np.nan])}
+    found = worker().answers({**batch, "temperature": np.array([np.nan, 1.0])})
+    assert [row["seed"] for row in found] == [seed_of(3), seed_of(4)]
+    assert [len(row["token_ids"]) for row in found] == [3, 8]
+
+
+def test_a_kept_column_may_have_any_name(worker):
+    found = worker(keep=("line",)).answers({"id": ["a"], "prompt": ["the sea"], "line": [7]})
+    assert len(found[0]["token_ids"]) == 8
 
 
 def test_a_copy_serves_its_engine(monkeypatch):

@@ -1,0 +1,162 @@
+"""Keeps what a run over files was begun with next to its answers, so that another call goes on from it or is refused.
+
+ANSWERS.run.json       the model, the prompts with their sizes, and all options
+ANSWERS.checkpoint     Ray's: the ids in each file of answers; X.pending.parquet until the file X is complete
+"""
+
+import importlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
+
+from jaxspec.core import validate
+
+_PENDING = ".pending.parquet"
+
+
+def listed(prompts: Sequence[str]) -> dict[str, int]:
+    """Lists the files of prompts, and those in folders of prompts, with their sizes in bytes.
+
+    Args:
+      prompts: the files and folders.
+
+    Raises:
+      ValueError: there are none.
+      FileNotFoundError: one does not exist.
+    """
+    fs = importlib.import_module("pyarrow.fs")
+    found: dict[str, int] = {}
+    for one in prompts:
+        system, path = fs.FileSystem.from_uri(one)
+        info = system.get_file_info(path)
+        if info.type == fs.FileType.NotFound:
+            raise FileNotFoundError(f"prompts must be files or folders, got {one}, which does not exist")
+        inside = [info]
+        if info.type == fs.FileType.Directory:
+            inside = system.get_file_info(fs.FileSelector(path, recursive=True))
+        # With the scheme of its folder, as Ray takes it.
+        found |= {
+            one[: len(one) - len(path)] + each.path: each.size for each in inside if each.type == fs.FileType.File
+        }
+    if not found:
+        raise ValueError(f"prompts must be files or folders of them, got {list(prompts)!r}, without any file")
+    return found
+
+
+def check_place(answers: str, prompts: Sequence[str]) -> None:
+    """Raises `ValueError` if answers would be written among the prompts, where the next run would read them."""
+    for one in prompts:
+        if answers == one or answers.startswith(one.rstrip("/") + "/"):
+            raise ValueError(f"answers must not be inside prompts, got {answers} in {one}; pass another folder")
+
+
+def check_ids(files: Sequence[str], id_column: str) -> None:
+    """Raises `ValueError` if a file in Parquet has rows without an id, which no later run could leave out."""
+    fs, dataset = (importlib.import_module(f"pyarrow.{name}") for name in ("fs", "dataset"))
+    for one in files:
+        if not one.endswith(".parquet"):  # of a folder, Ray reads no others
+            continue
+        system, path = fs.FileSystem.from_uri(one)
+        rows = dataset.dataset(path, filesystem=system, format="parquet")
+        if id_column not in rows.schema.names:
+            raise ValueError(f"{one} needs the column {id_column}, got {', '.join(rows.schema.names)}; pass id_column")
+        if count := rows.count_rows(filter=dataset.field(id_column).is_null()):
+            raise ValueError(f"each row needs an id in the column {id_column}, got {count} without one in {one}")
+
+
+def said(name: str, value: Any) -> Any:
+    """Returns a value as JSON that is the same in each process; a function or a class is `module:name`.
+
+    Args:
+      name: what an error calls it.
+      value: the value.
+
+    Raises:
+      TypeError: its text may differ from one process to another.
+
+    Example:
+        >>> from jaxspec.serving.ray_runs import said
+        >>> said("options", {"stop_tokens": {7, 5}, "processors": [dict.fromkeys]})
+        {'stop_tokens': [5, 7], 'processors': ['builtins:dict.fromkeys']}
+    """
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {str(key): said(f"{name}[{key!r}]", one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [said(name, one) for one in value]
+    if isinstance(value, Set):
+        return sorted((said(name, one) for one in value), key=repr)
+    if hasattr(value, "tolist"):  # of NumPy
+        return said(name, value.tolist())
+    if hasattr(value, "func") and hasattr(value, "keywords"):  # functools.partial
+        return [said(name, one) for one in (value.func, value.args, value.keywords)]
+    if hasattr(value, "__qualname__"):
+        return f"{getattr(value, '__module__', None) or 'builtins'}:{value.__qualname__}"
+    raise TypeError(
+        f"{name} must have a text that another call can be compared with, got {validate.shown(value)}; create it in a "
+        "function that returns the engine, or pass names and numbers"
+    )
+
+
+def check_run(answers: str, options: Mapping[str, Any]) -> None:
+    """Writes the options of a run next to its answers, or compares them with those that began it.
+
+    Args:
+      answers: the folder.
+      options: the options, as `said` returns them.
+
+    Raises:
+      ValueError: the folder has answers to other options, or other files.
+    """
+    fs = importlib.import_module("pyarrow.fs")
+    system, folder = fs.FileSystem.from_uri(answers)
+    path, text = f"{folder}.run.json", json.dumps(options, sort_keys=True)
+    if system.get_file_info(path).type == fs.FileType.File:
+        with system.open_input_stream(path) as file:
+            begun = file.readall().decode()
+        if begun != text:
+            raise ValueError(f"{answers} was begun with other options, {begun}, got {text}; pass another folder")
+        return
+    if system.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
+        raise ValueError(f"{answers} holds other files; pass a new folder")
+    system.create_dir(folder, recursive=True)
+    with system.open_output_stream(f"{path}.new") as file:
+        file.write(text.encode())
+    system.move(f"{path}.new", path)
+
+
+def drop_unsure(checkpoint: str) -> None:
+    """Deletes what lists ids of files that are not complete, so that their rows are decoded again.
+
+    Args:
+      checkpoint: the folder of the checkpoint, which need not exist.
+    """
+    fs = importlib.import_module("pyarrow.fs")
+    system, folder = fs.FileSystem.from_uri(checkpoint)
+    files = {one.base_name: one.path for one in system.get_file_info(fs.FileSelector(folder, allow_not_found=True))}
+    for name in unsure(files):
+        system.delete_file(files[name])
+
+
+def unsure(names: Iterable[str]) -> list[str]:
+    """Returns the files of a checkpoint whose ids will have no answers.
+
+    Before Ray reads a checkpoint, it deletes each file of answers that is pending. If its task was run again after it
+    was complete, there are both `X.parquet` and `X.pending.parquet`, and the ids in the former are no longer answered.
+
+    Args:
+      names: the files of the checkpoint.
+
+    Example:
+        >>> from jaxspec.serving.ray_runs import unsure
+        >>> unsure(["a.parquet", "a.pending.parquet", "b.parquet", "c.pending.parquet"])
+        ['a.parquet']
+    """
+    names = list(names)
+    pending = tuple(one.removesuffix(_PENDING) for one in names if one.endswith(_PENDING))
+    # As Ray compares names: by how they begin.
+    return [one for one in names if one.startswith(pending) and not one.endswith(_PENDING)]

@@ -1,0 +1,122 @@
+"""What a run over files was begun with: another call goes on from it or is refused, and loses no row."""
+
+import dataclasses
+import functools
+import importlib.util
+import types
+
+import numpy as np
+import pytest
+
+from jaxspec.serving import ray, ray_runs
+from jaxspec.serving.ray import complete_files
+from tests._fixtures import ray_engines
+
+needs_arrow = pytest.mark.skipif(
+    importlib.util.find_spec("pyarrow") is None, reason="needs pyarrow, which comes with Ray; `bash .ci/run ray` has it"
+)
+
+
+def test_an_id_is_sure_if_its_file_is_complete():
+    """A task that was run again after its commit leaves both files."""
+    names = ["b-0.parquet", "a-0.parquet", "a-0.pending.parquet", "c-0.pending.parquet"]
+    assert ray_runs.unsure(names) == ["a-0.parquet"] and ray_runs.unsure(names[:2]) == []
+
+
+@needs_arrow
+def test_an_id_whose_file_ray_deletes_is_decoded_again(tmp_path):
+    names = ("b-0.parquet", "a-0.parquet", "a-0.pending.parquet", "c-0.pending.parquet")
+    for name in names:
+        (tmp_path / name).touch()
+    ray_runs.drop_unsure(str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {*names} - {"a-0.parquet"}
+    ray_runs.drop_unsure(str(tmp_path / "none"))
+
+
+@needs_arrow
+def test_prompts_are_listed_with_their_sizes(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name, text in (("a.jsonl", "{}"), ("in/b.jsonl", "{}\n")):
+        (tmp_path / name).write_text(text)
+    expected = {str(tmp_path / "a.jsonl"): 2, str(tmp_path / "in/b.jsonl"): 3}
+    assert ray_runs.listed([str(tmp_path)]) == expected == ray_runs.listed([*expected])
+    with pytest.raises(FileNotFoundError, match="which does not exist"):
+        ray_runs.listed([str(tmp_path / "c")])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="without any file"):
+        ray_runs.listed([str(tmp_path / "empty")])
+
+
+@pytest.mark.parametrize("answers", ["/a/in", "/a/in/answers"])
+def test_answers_are_not_among_the_prompts(answers):
+    with pytest.raises(ValueError, match="answers must not be inside prompts"):
+        ray_runs.check_place(answers, ["/b", "/a/in"])
+    ray_runs.check_place("/a/in-answers", ["/b", "/a/in"])
+
+
+def test_functions_are_named_and_objects_refused():
+    partial = functools.partial(ray_engines.dying, "folder")
+    assert ray_runs.said("engine", ray_engines.engine) == "tests._fixtures.ray_engines:engine"
+    assert ray_runs.said("engine", partial) == ["tests._fixtures.ray_engines:dying", ["folder"], {}]
+    assert ray_runs.said("x", {"a": np.arange(2), 5: {2, 1}, "b": None}) == {"a": [0, 1], "5": [1, 2], "b": None}
+    with pytest.raises(TypeError, match=r"options\['grammar'\] must have a text"):
+        ray_runs.said("options", {"grammar": object()})
+
+
+@needs_arrow
+def test_rows_without_an_id_are_refused_at_the_start(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    path = str(tmp_path / "a.parquet")
+    parquet.write_table(pyarrow.table({"id": [1, None], "key": [1, 2]}), path)
+    ray_runs.check_ids([path, "notes.txt"], "key")
+    with pytest.raises(ValueError, match="needs an id in the column id, got 1 without one"):
+        ray_runs.check_ids([path], "id")
+    with pytest.raises(ValueError, match="needs the column row, got id, key"):
+        ray_runs.check_ids([path], "row")
+
+
+@dataclasses.dataclass
+class Begun(Exception):
+    """Stands for the start of Ray."""
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    def start(_):
+        raise Begun
+
+    monkeypatch.setattr(ray, "_needed", lambda *_: types.SimpleNamespace())
+    monkeypatch.setattr(ray, "_check_processors", start)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    return functools.partial(complete_files, prompts=tmp_path / "rows.jsonl", answers=f"{tmp_path}/answers/")
+
+
+@needs_arrow
+def test_nothing_is_written_for_a_wrong_call(call, tmp_path):
+    for given, words in (
+        ({"keep": "source"}, "keep must be a list"),
+        ({"max_tokens": 3}, "unexpected keyword argument 'max_tokens'"),
+        ({"engine": 3}, "engine must be a model's name or a function"),
+        ({"engine": len, "engine_options": {"slots": 3}}, "pass them in the function"),
+        ({"processors": [object()]}, "processors must have a text"),
+        ({"prompts": [str(tmp_path / "no.jsonl")]}, "does not exist"),
+    ):
+        with pytest.raises((TypeError, ValueError, FileNotFoundError), match=words):
+            call(**{"engine": "m", **given})
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+@needs_arrow
+def test_another_call_must_be_the_same(call, tmp_path):
+    for _ in range(2):
+        with pytest.raises(Begun):
+            call(engine=ray_engines.engine)
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "answers", "answers.run.json"}
+    for given in ({"engine": ray_engines.alone}, {"temperature": 0.5}):
+        with pytest.raises(ValueError, match="was begun with other options"):
+            call(**{"engine": ray_engines.engine, **given})
+    (tmp_path / "rows.jsonl").write_text("more\n" * 9)
+    with pytest.raises(ValueError, match="was begun with other options"):
+        call(engine=ray_engines.engine)
