@@ -1,4 +1,4 @@
-"""Keeps what a run over files was begun with next to its answers, so that another call goes on from it or is refused.
+"""Keeps the arguments of a run next to its answers, so that another call goes on from it or is refused.
 
 ANSWERS.run.json       the model, the prompts with their sizes, and all options
 ANSWERS.checkpoint     Ray's: the ids in each file of answers; X.pending.parquet until the file X is complete
@@ -53,7 +53,7 @@ def check_place(answers: str, prompts: Sequence[str]) -> None:
 
 def check_ids(files: Sequence[str], id_column: str) -> None:
     """Raises `ValueError` if a file in Parquet has rows without an id, which no later run could leave out."""
-    fs, dataset = (importlib.import_module(f"pyarrow.{name}") for name in ("fs", "dataset"))
+    fs, dataset = importlib.import_module("pyarrow.fs"), importlib.import_module("pyarrow.dataset")
     for one in files:
         if not one.endswith(".parquet"):  # of a folder, Ray reads no others
             continue

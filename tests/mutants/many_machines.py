@@ -36,7 +36,7 @@ MUTANTS = (
         (f"{_RUNS}::test_an_id_is_sure_if_its_file_is_complete",),
     ),
     Mutant(
-        "a line has the field id as its id, whatever the call says",
+        "the id of a line is its field id under each id_column",
         "serving/ray_files.py",
         "json.loads(line.decode())[name]",
         'json.loads(line.decode())["id"]',
@@ -64,7 +64,7 @@ MUTANTS = (
         (f"{_MANIFESTS}::test_names_differ",),
     ),
     Mutant(
-        "a server that was told to go has done its work",
+        "a server that SIGTERM ended has done its work",
         "cli/serve.py",
         "raise typer.Exit(128 + heard[0])",
         "raise typer.Exit(0)",

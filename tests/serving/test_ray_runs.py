@@ -1,4 +1,4 @@
-"""What a run over files was begun with: another call goes on from it or is refused, and loses no row."""
+"""Another call for the same files goes on from the first one and loses no row; one for others is refused."""
 
 import dataclasses
 import functools
