@@ -14,6 +14,19 @@ LETTERS = "abcd"
 VOCAB = 3 + len(LETTERS)
 
 
+@dataclasses.dataclass
+class Params:
+    """The fields of SkyRL's sampling parameters that a generator reads."""
+
+    temperature: float
+    max_tokens: int
+    seed: int
+    stop_tokens: list[int] | None = None
+    stop_strings: list[str] | None = None
+    top_k: int = -1
+    top_p: float = 1.0
+
+
 class Policy(nnx.Module):
     """A `HistoryModel` as a trainer holds it."""
 

@@ -6,7 +6,7 @@ import pytest
 
 from jaxspec.grammar import Grammar
 from jaxspec.io.files import FileFormatError, json_value, parse_json, read_json_line
-from jaxspec.serving.completion import _row
+from jaxspec.serving.rows import read_row
 from jaxspec.training.prompts import read_prompts
 
 TWICE = '{"prompt": "a", "more": {"k": [1], "k": [2]}}'
@@ -33,7 +33,7 @@ def test_in_files_and_lines(tmp_path):
 
 
 def test_in_requests_and_schemas():
-    row = _row(TWICE, 4)
+    row = read_row(TWICE, 4)
     assert isinstance(row, ValueError) and "line 5 is no JSON: 'k' occurs twice" in str(row)
     with pytest.raises(ValueError, match="schema must be JSON, got .*: 'type' occurs twice"):
         Grammar.json_schema('{"type": "string", "type": "integer"}')

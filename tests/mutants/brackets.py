@@ -8,8 +8,8 @@ MUTANTS = (
     Mutant(
         "a product's window multiplies its padding",
         "compiled/arithmetic.py",
-        "sum(0 <= place <= end and place % spread == 0 for place in places)",
-        "sum(place % spread == 0 for place in places)",
+        "least, most = max(0, -(first // step)), min(",
+        "least, most = 0, min(",
         ("tests/compiled/test_arithmetic.py::test_products_are_counted[fusion]",),
     ),
     Mutant(

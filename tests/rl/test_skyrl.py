@@ -9,20 +9,7 @@ import pytest
 
 import jaxspec
 from jaxspec.rl import History, generator
-from tests._fixtures.rollouts import END, Letters, Policy, float64_log_probs, to_model
-
-
-@dataclasses.dataclass
-class Params:
-    """The fields of SkyRL's sampling parameters that a generator reads."""
-
-    temperature: float
-    max_tokens: int
-    seed: int
-    stop_tokens: list[int] | None = None
-    stop_strings: list[str] | None = None
-    top_k: int = -1
-    top_p: float = 1.0
+from tests._fixtures.rollouts import END, Letters, Params, Policy, float64_log_probs, to_model
 
 
 class Model(Policy):

@@ -9,8 +9,7 @@ import pytest
 
 from jaxspec.rl import History, generator
 from jaxspec.rl.skyrl import _end
-from tests._fixtures.rollouts import Policy, float64_log_probs, to_model
-from tests.rl.test_skyrl import Params
+from tests._fixtures.rollouts import Params, Policy, float64_log_probs, to_model
 
 IDS = jnp.asarray([[0, 0, 0], [1, 3, 4], [0, 0, 0], [1, 5, 0]], jnp.int32)
 MASK = jnp.asarray([[0, 0, 0], [1, 1, 1], [0, 0, 0], [1, 1, 0]], jnp.int32)
