@@ -6,7 +6,7 @@ The store is on the host. For each call, the answers to its prompts are packed i
 
 A lookup drafter finds the text's end in it (`prediction` of `jaxspec.generate`, which puts the end of the prompt before
 the first answer). A draft is then a function of the text and of earlier answers, and verification keeps the target's
-distribution for any history, if this call's draws are fresh.
+distribution for any history that was drawn with other keys than this call's.
 """
 
 import collections

@@ -1,6 +1,6 @@
 """Decodes batches of prompts for a trainer: keys by call, history, log-probabilities by name, and refusals.
 
-Keys       row r of call n        fold(fold(key, n), r): no two calls share their draws, and a run resumes exactly
+Keys       row r of call n        fold(fold(key, n), r): no two calls share their noise, and a run resumes exactly
 Refusals   a lossy verifier; truncation with the trainer's log-probabilities, unless the kept mass comes with them;
            under rejection, keys that a row's history was drawn with
 """
@@ -254,7 +254,7 @@ class Rollouts:
         return own
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a `state`: the next call draws what it would have drawn.
+        """Resumes from a `state`: the next call has the noise that it would have had.
 
         Raises:
           ValueError: it is not the result of `state`, or has a history and this object has none, or the reverse.
@@ -312,7 +312,7 @@ class Rollouts:
         return Report(kept_mass=self._kept_mass or (follows and needs_kept_mass(sampling, vocab_size)))
 
     def _check_fresh(self, prompts: Sequence[Sequence[int]], words: list[list[int]]) -> None:
-        """Refuses a history that was made of this call's own draws, which then would not be fresh for it."""
+        """Refuses a history that was drawn with the noise of this call, since drafts must not depend on that."""
         if self.verifier.same_tokens:
             return
         assert self.history is not None

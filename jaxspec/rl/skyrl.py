@@ -96,8 +96,8 @@ def generator(
         target, tokens = to_model(self), np.asarray(input_ids)
         lengths = np.asarray(attention_mask).sum(axis=1)
         if not lengths.any():
-            nothing: list[list[Any]] = [[] for _ in lengths]
-            return GenerateOutput(nothing, ["length"] * len(lengths), nothing, nothing if prompt_logprobs else None)
+            ids, scores, before = ([[] for _ in lengths] for _ in range(3))  # not one list: callers may append
+            return GenerateOutput(ids, ["length"] * len(lengths), scores, before if prompt_logprobs else None)
         # A row without tokens decodes one token of the first that has some: another number of rows would compile.
         fills, first = lengths == 0, int(np.argmax(lengths > 0))
         sources = [first if fill else row for row, fill in enumerate(fills)]

@@ -22,6 +22,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from jaxspec.core import validate
+from jaxspec.core.model import Model
 from jaxspec.core.sampling import Sampling
 from jaxspec.drafters.base import Drafter
 from jaxspec.rl.contract import base_classes
@@ -146,11 +147,7 @@ class TunixRollout(_BaseRollout):
           RuntimeError: the weights are in the host's memory.
         """
         del kwargs
-        target = self._weights.target
-        if target is None:
-            raise RuntimeError(
-                "the rollout's weights are in the host's memory; call update_params with them on devices"
-            )
+        target = self._target()
         config, ids = rollout_config, [self._encode(prompt) for prompt in prompts]
         longest = max(map(len, ids), default=0)
         if longest + config.max_tokens_to_generate > config.kv_cache_size:
@@ -197,11 +194,7 @@ class TunixRollout(_BaseRollout):
         Raises:
           RuntimeError: the weights are in the host's memory.
         """
-        target = self._weights.target
-        if target is None:
-            raise RuntimeError(
-                "the rollout's weights are in the host's memory; call update_params with them on devices"
-            )
+        target = self._target()
         before = np.cumprod(np.asarray(prompt_tokens) == self.pad_id(), axis=1).sum(axis=1)
         # If the beginning of a prompt is the padding token too, the last one of these is the prompt's.
         if self._begin() == [self.pad_id()]:
@@ -241,8 +234,15 @@ class TunixRollout(_BaseRollout):
         self.rollouts.save(path)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Reads a file that `save` wrote: the next call draws what it would have drawn."""
+        """Reads a file that `save` wrote: the next call has the noise that it would have had."""
         self.rollouts.restore(path)
+
+    def _target(self) -> Model:
+        if (target := self._weights.target) is None:
+            raise RuntimeError(
+                "the rollout's weights are in the host's memory; call update_params with them on devices"
+            )
+        return target
 
     def _ends(self, config: Any) -> list[int]:
         return [int(token) for token in config.eos_tokens or [self.eos_id()]]

@@ -25,6 +25,8 @@ def test_rows_without_tokens_have_none():
         np.testing.assert_allclose(log_probs, float64_log_probs(policy, prompt, ids), atol=1e-5)
     empty = generate(policy, IDS, MASK * 0, sampling_params=ROWS)
     assert (empty.generated_ids, empty.stop_reasons, empty.prompt_logprobs) == ([[]] * 4, ["length"] * 4, None)
+    empty.generated_ids[0].append(5)  # a caller's change of one list is that of no other
+    assert (empty.generated_ids[1], empty.logprobs[0]) == ([], [])
 
 
 @pytest.mark.slow

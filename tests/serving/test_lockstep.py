@@ -15,7 +15,7 @@ import pytest
 
 import jaxspec
 from jaxspec.grammar import Grammar, ThinkingBudget
-from jaxspec.serving import lockstep
+from jaxspec.serving import engine as engines, lockstep
 from jaxspec.serving.group import Group
 from jaxspec.serving.hosts import LOST_STATUS, Follower, Leader
 from jaxspec.serving.lockstep import Following, Leading, decoded, encoded
@@ -172,7 +172,7 @@ class Pair:
             side = sides.pop(0)
             return kinds[type(side)](side, sizes[0], rounds)
 
-        monkeypatch.setattr(jaxspec.serving.engine, "steps_of", steps)
+        monkeypatch.setattr(engines, "steps_of", steps)
         options = {"k": 2, "slots": 2, "capacity": CAPACITY, "prefix_bytes": 2000}
         self.first, self.second = (jaxspec.Engine(target, "ngram", **options) for _ in range(2))
         self.error = None
