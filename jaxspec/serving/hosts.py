@@ -306,6 +306,7 @@ class Follower(_Side):
         self._begun = self._done = 0
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._error: str | None = None
+        self._failed: str | None = None
         self._at_end = threading.Event()
         threading.Thread(target=self._listen, name=_THREAD, daemon=True).start()
 
@@ -329,8 +330,9 @@ class Follower(_Side):
         self._send(frame if refused is None else frame | {"refused": refused[:_MOST_CHARACTERS]})
 
     def fail(self, error: str) -> None:
-        """Reports that this process cannot go on."""
-        self._send({"failed": error[:_MOST_CHARACTERS], "compiled": self._compiled()})
+        """Reports that this process cannot go on. The first one then ends the connection, and may not say why."""
+        self._failed = error[:_MOST_CHARACTERS]
+        self._send({"failed": self._failed, "compiled": self._compiled()})
 
     def close(self) -> None:
         """Ends the connection, without loss, and the iterator."""
@@ -353,7 +355,8 @@ class Follower(_Side):
                         self._end(f"{_FIRST} has failed: {self._error}")
                     return
         except (EOFError, OSError):
-            self._lose(f"{_FIRST} has ended, or closed its connection")
+            closed = f"{_FIRST} has ended, or closed its connection"
+            self._lose(closed if self._failed is None else f"this process has failed: {self._failed}")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             self._lose(f"{_FIRST} has said what is not of this protocol: {error}")
 

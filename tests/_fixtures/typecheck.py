@@ -32,6 +32,8 @@ BOUNDARY_FUNCTIONS += (
     "Rules.within",
     "Rules.tensor_parallel",
     "Rollouts.sample",
+    "Tree.of_size",
+    "Family.read_config",
     "generator",
 )
 

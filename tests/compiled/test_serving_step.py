@@ -74,7 +74,8 @@ def test_rows_are_the_slots(tmp_path):
     mesh = mesh_of(jax.devices()[:2])
     function, arguments, donated = _call(case, placed(model, mesh, "bfloat16"), None, mesh)
     assert function is serving_step.step and donated == (2,)
-    assert arguments[2].state.length.shape == (4,) and arguments[2].state.tokens.shape == (4, 257)
+    context = arguments[2].state.context
+    assert context.length.shape == (4,) and context.tokens.shape == (4, 257)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,15 @@ def test_a_process_that_fails_is_named():
     assert run.ends[0].wait() == "process 1 (b) has failed: KeyError: 3"
 
 
+def test_a_process_that_has_failed_does_not_name_the_first_one():
+    """The first process closes the connection then, and its reason may not arrive."""
+    own, other = socket.socketpair()
+    end = End()
+    Follower(Connection(own), end=end).fail("KeyError: 3")
+    other.close()
+    assert end.wait() == "this process has failed: KeyError: 3"
+
+
 def test_the_first_process_that_ends_is_named():
     run = Run()
     run.leader._connections[1].close()
