@@ -20,7 +20,6 @@ import jax
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
-from jax.typing import ArrayLike
 
 from jaxspec.core import validate
 from jaxspec.core.model import Model
@@ -181,7 +180,7 @@ class TunixRollout(_BaseRollout):
             answers=answers,
         )
 
-    def get_per_token_logps(self, prompt_tokens: ArrayLike, completion_tokens: ArrayLike) -> Array:
+    def get_per_token_logps(self, prompt_tokens: Array | np.ndarray, completion_tokens: Array | np.ndarray) -> Array:
         """Returns the log-probability of each token of given answers, by the convention and the training temperature.
 
         Args:
