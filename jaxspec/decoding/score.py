@@ -117,7 +117,7 @@ def _score(
         cache, states, scores = carry
         at = start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
         take = lambda places: jnp.take_along_axis(tokens, places, axis=1, mode="clip")  # noqa: E731
-        output = model(take(at), cache)
+        output = model(only(model, at + 1 < length[:, None], take(at)), cache)
         following, fixed = take(at + 1), model.traits.pass_tokens
         own = jnp.arange(at.shape[0], dtype=jnp.int32)[:, None]
         pick = lambda values: jnp.take_along_axis(values, following[..., None], axis=2)[..., 0]  # noqa: E731
