@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.core import check_policy, processing, validate
 from jaxspec.core.bit_exact import as_bit_exact, by_position
 from jaxspec.core.compiler import traced_for
-from jaxspec.core.model import Cache, Model
+from jaxspec.core.model import Cache, Model, only
 from jaxspec.core.native_sampling import log_sum_exp
 from jaxspec.core.prefill import after_chunk, before_chunk, in_chunks
 from jaxspec.core.programs import Kept
