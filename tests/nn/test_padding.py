@@ -7,6 +7,7 @@ import pytest
 
 import jaxspec
 from jaxspec.core.model import PADDING, only
+from jaxspec.core.prefill import catch_up
 from jaxspec.core.tree import verification_mask
 from jaxspec.nn import transformer
 from jaxspec.ops.experts import project_by_expert
@@ -118,6 +119,18 @@ def _attend(queries, fresh, positions, mask, cache, lengths):
     none, layer = jnp.zeros((0, 0), jnp.int32), jnp.int32(0)
     arrays = queries, *fresh, positions, mask, *cache, lengths, none, layer
     return call(*arrays, window=np.int64(0), scale=np.float32(0.3))
+
+
+def test_catching_up_keeps_what_a_row_holds_beyond_its_goal():
+    """A window that would end after the text begins before what the row lacks, and feeds held tokens again."""
+    model, tokens = native("int8"), jnp.tile(TOKENS, (1, 4))
+    whole = model.init_cache(3, 40)
+    whole = whole.append(model(tokens, whole).entries)
+    held, goal = jnp.asarray([5, 10, 20], jnp.int32), jnp.asarray([18, 7, 3], jnp.int32)
+    found = jax.jit(catch_up)(model, tokens, whole.truncate(held), goal)
+    assert found.length.tolist() == [18, 10, 20]
+    for row, length in enumerate(found.length.tolist()):
+        np.testing.assert_array_equal(found.keys[:, row, :, :length], whole.keys[:, row, :, :length])
 
 
 def test_the_loop_feeds_no_more_than_it_needs(monkeypatch):
