@@ -169,13 +169,12 @@ def in_chunks(model: Model, tokens: Int[Array, "b s"]) -> tuple[Int[Array, "b s_
 def _chunk(model: Model, width: int) -> tuple[int, bool]:
     """Returns the chunk size, and whether all chunks must be whole and adjacent.
 
-    They must if passes agree to the bit, or if the cache does not rewind, so that no token may be fed twice. If padding
-    costs nothing, they are, so that none is.
+    They must if passes agree to the bit, or if the cache does not rewind, so that no token may be fed twice.
     """
     traits = model.traits
     if traits.pass_tokens is not None:
         return traits.prompt_chunk, True
-    return min(traits.prompt_chunk, width), not traits.rewinds or traits.skips_padding
+    return min(traits.prompt_chunk, width), not traits.rewinds
 
 
 def before_chunk(model: Model, cache: Cache, start: Int[Array, "b"]) -> Cache:

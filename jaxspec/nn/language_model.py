@@ -93,18 +93,19 @@ class LanguageModel(Network):
         stored = any(weight.kernels.startswith("stored") for weight in packed_weights(self))
         config, mixers = self.module.config, [spec.mixer for spec in self.module.config.layers]
         rewinds, by_token = all(mixer.rewinds for mixer in mixers), is_by_token(self)
+        own = isinstance(self.module, Transformer) and rewinds
         return ModelTraits(
             placement=self.placement,
             takes_trees=all(mixer.takes_trees for mixer in mixers),
             rewinds=rewinds,
             prompt_chunk=_STORED_CHUNK if stored else ModelTraits.prompt_chunk,
             pass_tokens=self.pass_tokens,
-            resumes=isinstance(self.module, Transformer) and rewinds and config.kinds.is_one,
+            resumes=own and config.kinds.is_one,
             kernels="native" if by_token else self.cache_type.kernels,
             cache_type=self.cache_type,
             hidden_sizes=(config.num_layers, config.width),
             tokenizer=self.tokenizer,
-            skips_padding=by_token and rewinds and issubclass(self.cache_type, NativeKVCache),
+            skips_padding=own and by_token and issubclass(self.cache_type, NativeKVCache),
         )
 
     def init_cache(self, batch: int, capacity: int) -> LayerCache:

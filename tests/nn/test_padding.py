@@ -134,7 +134,7 @@ def test_catching_up_keeps_what_a_row_holds_beyond_its_goal():
 
 
 def test_the_loop_feeds_no_more_than_it_needs(monkeypatch):
-    """The fed tokens of prompts of three lengths, of drafts, and of rows that end early."""
+    """The fed tokens of prompts of three lengths, in two chunks, of drafts, and of rows that end early."""
     model, seen, original = native("int8"), [], transformer.skipped
 
     def recorded(tokens, x, positions):
@@ -143,7 +143,7 @@ def test_the_loop_feeds_no_more_than_it_needs(monkeypatch):
 
     monkeypatch.setattr(transformer, "skipped", recorded)
     given = {"prompt_length": jnp.asarray([40, 33, 2], jnp.int32), "max_new_tokens": np.array([20, 1, 2])}
-    found = jaxspec.generate(model, jaxspec.NGramDrafter(k=3), jnp.tile(TOKENS, (1, 8)), **given)
+    found = jaxspec.generate(model, jaxspec.NGramDrafter(k=3), jnp.tile(TOKENS, (1, 12)), **given)
     jax.effects_barrier()
     assert found.length.tolist() == [20, 1, 2]
     assert [fed.sum(1).tolist() for fed in seen if fed.shape[1] == 32] == [[32, 32, 1], [7, 0, 0]]

@@ -35,9 +35,9 @@ using ResultBufferR5 = ffi::ResultBuffer<kType, 5>;
 // The sums, weight and maximum that each query gets from one part of a head's slots.
 struct Parts {
   std::shared_ptr<float[]> memory;
-  int64_t count, stride;
+  int64_t count, queries, stride;
 
-  float* Of(int64_t head, int64_t part, int64_t query, int64_t queries) const {
+  float* Of(int64_t head, int64_t part, int64_t query) const {
     return memory.get() + ((head * count + part) * queries + query) * stride;
   }
 };
@@ -94,7 +94,7 @@ Asked Begin(const Sizes& sizes, int64_t head, int64_t first, int64_t last, const
 void Part(const Sizes& sizes, const Inputs& in, const Parts& parts, int64_t head, int64_t part) {
   const int64_t queries = LiveQueries(sizes, in, head), length = sizes.Length(in, head), last = (part + 1) * kPart;
   if (last > length || queries == 0) return;
-  auto place = [&](int64_t number) { return parts.Of(head, part, number, sizes.Queries()); };
+  auto place = [&](int64_t number) { return parts.Of(head, part, number); };
   Asked asked = Begin(sizes, head, 0, queries, place);
   for (int64_t slot = part * kPart; slot < last; slot += kBlock) {
     const Tokens tokens = Cached(sizes, in, head, slot, kBlock);
@@ -162,7 +162,7 @@ void Finish(const Sizes& sizes, const Inputs& in, const Parts& parts, float* out
   int64_t slot = 0;
   for (int64_t part = 0; part < parts.count && slot + kPart <= length; ++part, slot += kPart) {
     for (int64_t number = first; number < last; ++number) {
-      float* sums = parts.Of(head, part, number, sizes.Queries());
+      float* sums = parts.Of(head, part, number);
       Join({sums, sums[sizes.width], sums[sizes.width + 1]}, sizes.width, total.states[number - first]);
     }
   }
@@ -237,8 +237,8 @@ ffi::Error Call(ffi::ThreadPool pool, BufferR5<ffi::F32> queries, ffi::BufferR4<
   for (int64_t head = 0; head < heads; head += sizes.heads) live = std::max(live, LiveQueries(sizes, in, head));
   // Threads share many queries by query.
   const bool many = live > kMany;
-  Parts parts = {nullptr, many ? 0 : std::min(longest, sizes.capacity) / kPart, sizes.width + 2};
-  parts.memory.reset(new float[heads * parts.count * sizes.Queries() * parts.stride]);
+  Parts parts = {nullptr, many ? 0 : std::min(longest, sizes.capacity) / kPart, live, sizes.width + 2};
+  parts.memory.reset(new float[heads * parts.count * live * parts.stride]);
   float* to = out->typed_data();
   Share(pool, heads * parts.count, [=](int64_t one) { Part(sizes, in, parts, one / parts.count, one % parts.count); });
   const int64_t groups = (live + kSome - 1) / kSome;

@@ -46,7 +46,8 @@ struct Run {
   int64_t expert, first, rows;
 };
 
-// The runs of live rows of equal experts, which are numbers below `count`; the other rows of y become zeros.
+// The runs of live rows of equal experts, which are numbers below `count`; the other rows of y become zeros. A run has
+// rows of zeros between two live ones too: an expert's weights are read once.
 inline xla::ffi::ErrorOr<std::vector<Run>> FindRuns(const int32_t* experts, const float* x, float* y, int64_t rows,
                                                     int64_t in, int64_t out, int64_t count) {
   std::vector<Run> found;
@@ -61,9 +62,8 @@ inline xla::ffi::ErrorOr<std::vector<Run>> FindRuns(const int32_t* experts, cons
       continue;
     }
     ++next;
-    const bool goes_on = !found.empty() && found.back().expert == expert && found.back().first + found.back().rows == row;
-    if (!goes_on) found.push_back({expert, row, 0});
-    ++found.back().rows;
+    if (found.empty() || found.back().expert != expert) found.push_back({expert, row, 0});
+    found.back().rows = row - found.back().first + 1;
   }
   return found;
 }
