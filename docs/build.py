@@ -2,6 +2,7 @@
 
     python docs/build.py            # into build/site; fails on any warning, and on a notebook that fails
     python docs/build.py --serve    # serves it
+    python docs/build.py --unrun    # the notebooks have no outputs, which takes a fifth of the time
 
 Needs `pip install -e ".[docs]"`, and the default model, which the notebooks load.
 """
@@ -81,14 +82,16 @@ def summary(name: str) -> str:
     return text.split(". ")[0].rstrip(".").replace("|", "\\|") + "."
 
 
-def notebook(path: pathlib.Path) -> dict[str, str | bytes]:
-    """Runs a notebook, and returns its page and its pictures.
+def notebook(path: pathlib.Path, *, run: bool = True) -> dict[str, str | bytes]:
+    """Runs a notebook if asked to, and returns its page and its pictures.
 
     Raises:
       nbclient.exceptions.CellExecutionError: a cell failed.
     """
     read = jupytext.read(path)
-    nbclient.NotebookClient(read, timeout=300, resources={"metadata": {"path": str(ROOT)}}).execute()
+    if run:
+        print(f"running {path.name}", flush=True)
+        nbclient.NotebookClient(read, timeout=300, resources={"metadata": {"path": str(ROOT)}}).execute()
     for cell in read.cells:  # warnings and progress bars are those of the machine
         cell.outputs = [output for output in cell.get("outputs", ()) if output.get("name") != "stderr"]
     resources = {"output_files_dir": ".", "unique_key": path.stem}
@@ -97,8 +100,8 @@ def notebook(path: pathlib.Path) -> dict[str, str | bytes]:
     return {f"notebooks/{path.stem}.md": text, **outputs}
 
 
-def write_pages() -> None:
-    """Writes all that Zensical reads into a separate folder."""
+def write_pages(*, run: bool = True) -> None:
+    """Writes all that Zensical reads into a separate folder, after it has run the notebooks if asked to."""
     shutil.rmtree(PAGES, ignore_errors=True)
     shutil.copytree(DOCS, PAGES, ignore=shutil.ignore_patterns("*.py", "*.toml", "*.json", "__pycache__"))
     pages: dict[str, str | bytes] = {**reference()}
@@ -110,8 +113,7 @@ def write_pages() -> None:
     pages["changelog.md"] = (ROOT / "CHANGELOG.md").read_text("utf-8")
     pages["developer/contributing.md"] = (ROOT / "CONTRIBUTING.md").read_text("utf-8").replace("](docs/", "](../")
     for path in sorted((DOCS / "notebooks").glob("*.py")):
-        print(f"running {path.name}", flush=True)
-        pages |= notebook(path)
+        pages |= notebook(path, run=run)
     for name, content in pages.items():
         path = PAGES / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,8 +150,9 @@ def main() -> int:
     """Builds or serves the site; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--serve", action="store_true", help="serve it, and build again what changes below build/pages")
+    parser.add_argument("--unrun", action="store_true", help="show notebooks as they are written, without outputs")
     options = parser.parse_args()
-    write_pages()
+    write_pages(run=not options.unrun)
     words = ["serve"] if options.serve else ["build", "--strict", "--clean"]
     (BUILD / "zensical.toml").write_text(settings(), "utf-8")
     command = [sys.executable, "-m", "zensical", *words, "--config-file", str(BUILD / "zensical.toml")]

@@ -16,11 +16,13 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.model import PADDING
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sums import rounded
 from jaxspec.nn import layer_loop
 from jaxspec.nn.cache import KVCache, KVEntries
-from jaxspec.nn.cache_by_kind import part_of
+from jaxspec.nn.cache_by_kind import CacheByKind, part_of
+from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.nn.layers import Block, LayerSpec, weight
 from jaxspec.nn.norm import Norm
@@ -67,6 +69,8 @@ class Transformer(nn.Module):
             shape = config.context_length, config.width
             tables["position_embedding"] = self.param("position_embedding", _init, shape, self.dtype)
         x = first_input(config, tables, tokens, positions)
+        if _skips_padding(cache):
+            x, positions = skipped(tokens, x, positions)
         block = lambda layer, spec, number: Block(spec, number, self.dtype, name=f"layer_{layer}")  # noqa: E731
         params = {} if self.is_initializing() else self.variables["params"]
         layers = range(config.num_layers)
@@ -159,6 +163,25 @@ def positions_of(positions: Int[Array, "b u"] | None, cache: Any, shape: tuple[i
     if isinstance(cache, KVCache) and cache.positions is not None:
         return jnp.take_along_axis(cache.positions, slots, axis=1)
     return slots
+
+
+def _skips_padding(cache: Any) -> bool:
+    parts = cache.parts if isinstance(cache, CacheByKind) else (cache,)
+    return all(isinstance(part, NativeKVCache) for part in parts)
+
+
+def skipped(
+    tokens: Int[Array, "b t"], x: Float[Array, "b t d"], positions: Int[Array, "b u"]
+) -> tuple[Float[Array, "b t d"], Int[Array, "b u"]]:
+    """Returns the first layer's input and the positions, such that native kernels skip padding in each layer.
+
+    Products skip rows of zeros, and attention tokens at positions below 0, whose result is zeros. Only a bias makes a
+    state that is not zero, and then costs time.
+    """
+    padding = tokens == PADDING
+    before = positions.shape[1] - tokens.shape[1]
+    hidden = jnp.pad(padding, ((0, 0), (before, 0)))
+    return jnp.where(padding[..., None], jnp.zeros((), x.dtype), x), jnp.where(hidden, -1, positions)
 
 
 @register_dataclass
