@@ -25,7 +25,7 @@ from jaxspec.core.leading import take_row
 from jaxspec.core.model import Model
 from jaxspec.core.parts import argmax
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.random import RoundKeys, as_threefry
+from jaxspec.core.random import RoundKeys, as_threefry, check_one_key
 from jaxspec.core.results import Status
 from jaxspec.core.sampling import Sampling
 from jaxspec.core.state import GenerationState, Proposal, Verdict
@@ -194,7 +194,9 @@ def expected_acceptance(
         for one in texts
     ]
     given = _check(target, drafter, read, options)
-    keys = jax.random.split(jax.random.key(0) if key is None else as_threefry(key), len(read))
+    key = jax.random.key(0) if key is None else key
+    check_one_key("key", key)
+    keys = jax.random.split(as_threefry(key), len(read))
     lengths = [len(one.prompt) for one in read]
     # Batches rows of similar width: each batch is padded to its widest row.
     order = sorted(range(len(read)), key=lambda index: lengths[index])

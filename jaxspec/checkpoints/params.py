@@ -138,8 +138,9 @@ def build_params(
         if hold is not None and mapping.path[-1] in PRODUCTS:
             held = hold(mapping, tensors, source, dtype)
         if held is None:
-            values = mapping.build(*(read_finite(tensors, name, source) for name, _ in mapping.sources))
-            held = _put(mapping, np.asarray(values), jnp.float32 if mapping.is_norm else dtype, placement)
+            kind: Any = jnp.float32 if mapping.is_norm else dtype
+            values = mapping.build(*(read_finite(tensors, name, source, kind) for name, _ in mapping.sources))
+            held = _put(mapping, np.asarray(values), kind, placement)
         node[mapping.path[-1]] = held
     return params
 

@@ -41,7 +41,7 @@ def hold(mapping: ParamMapping, tensors: Mapping[str, LazyTensor], source: str, 
     if len({blocks and blocks.name for blocks in stored.values()}) == 1:
         return _hold_alike(names, stored, mapping, tensors, source, dtype)
     if not mapping.joins:
-        return _native([read_finite(tensors, name, source) for name in names], mapping)
+        return _native([read_finite(tensors, name, source, jnp.float32) for name in names], mapping)
     parts = [_hold_alike([name], stored, mapping, tensors, source, dtype) for name in names]
     return JoinedWeight(tuple(parts), mapping.axis, jnp.dtype(dtype))
 
@@ -57,7 +57,7 @@ def _hold_alike(
     """Holds tensors of one block format, or plain tensors, as one weight."""
     several = [blocks for name in names if (blocks := stored[name]) is not None]
     if not several:
-        return _native([read_finite(tensors, name, source) for name in names], mapping)
+        return _native([read_finite(tensors, name, source, jnp.float32) for name in names], mapping)
     rows, name, width = mapping.build(*(blocks.rows for blocks in several)), several[0].name, mapping.sources[0][1][-1]
     try:
         return BLOCK_FORMATS[name](rows, name, (*rows.shape[:-1], width), dtype)
@@ -65,16 +65,21 @@ def _hold_alike(
         raise _not_finite(source, " or ".join(names)) from error
 
 
-def read_finite(tensors: Mapping[str, LazyTensor], name: str, source: str) -> np.ndarray:
-    """Reads a tensor's values.
+def read_finite(tensors: Mapping[str, LazyTensor], name: str, source: str, dtype: DTypeLike) -> np.ndarray:
+    """Reads a tensor's values, which another dtype is to hold.
 
     Raises:
-      FileFormatError: it is unreadable or not finite.
+      FileFormatError: it is unreadable, not finite, or holds values that are infinite in that dtype.
     """
     with reading(source, f"tensor {name}"):
         values = tensors[name].read()
     if not np.isfinite(values).all():
         raise _not_finite(source, name)
+    limit = float(jnp.finfo(dtype).max)
+    if values.size and float(jnp.finfo(values.dtype).max) > limit and (largest := float(np.abs(values).max())) > limit:
+        problem = f"holds {largest:.3g}, and {jnp.dtype(dtype).name} ends at {limit:.3g}"
+        wider = largest <= float(jnp.finfo(jnp.float32).max)
+        raise FileFormatError(source, f"tensor {name}", problem, 'pass dtype="float32"' if wider else DOWNLOAD_AGAIN)
     return values
 
 

@@ -371,10 +371,12 @@ class Tokenizer:
     @functools.cached_property
     def _added_after(self) -> int:
         """The number of tokens that the backend adds after a text."""
-        try:
-            added = self._backend.encode("a").special_tokens_mask
-        except Exception:  # "a" is no token
-            added = self._backend.encode("").special_tokens_mask
+        if self._backend.post_processor is None:
+            return 0
+        # Of another vocabulary, as this one may have no token for any text that is known here.
+        probe = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+        probe.post_processor = self._backend.post_processor
+        added = probe.encode("a").special_tokens_mask
         return next((count for count, one in enumerate(reversed(added)) if not one), 0)
 
     @functools.cached_property
@@ -401,6 +403,8 @@ def _ids(name: str, ids: Any) -> list[int]:
       TypeError, ValueError: they are not integers, or one is negative.
     """
     try:
+        if isinstance(ids, str | bytes | bytearray | memoryview):  # a text, whose bytes are integers too
+            raise TypeError
         found = [min(operator.index(one), 2**31) for one in ids]
     except TypeError:
         raise TypeError(f"{name} must be token ids, integers, got {validate.shown(ids)}") from None

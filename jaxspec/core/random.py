@@ -21,7 +21,7 @@ to 0.065). `RoundKeys` serves rejection, `PositionNoise` coupling, where equal n
 
 import dataclasses
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +65,16 @@ def as_threefry(key: Array) -> Key[Array, "*batch"]:
     for word in range(2, key.shape[-1]):
         threefry = _fold(threefry, key[..., word])
     return threefry
+
+
+def check_one_key(name: str, key: Any) -> None:
+    """Raises `TypeError` or `ValueError` unless an argument is one JAX key, typed or raw."""
+    try:
+        shape = as_threefry(key).shape
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+    if shape:
+        raise ValueError(f"{name} must be one key, got keys of shape {shape}; pass one of them")
 
 
 def row_keys(key: Array, batch: int) -> Key[Array, "b"]:

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int
 
-from jaxspec.core.validate import shown
+from jaxspec.core.validate import numbers, shown
 
 # A mask takes its square in bytes.
 MOST_NODES = 8192
@@ -101,7 +101,8 @@ class Tree:
         positive("size", size)
         if depth is not None:
             positive("depth", depth)
-        rates = tuple(float(rate) for rate in rates)
+        given = numbers("rates", rates, "chances, one per rank", advice="pass (0.6, 0.2), say")
+        rates = tuple(np.asarray(given, np.float64).tolist()) if given.ndim == 1 else ()
         if not rates or not all(0 < rate < 1 for rate in rates):
             raise ValueError(f"rates must be chances strictly between 0 and 1, one per rank, got {rates}")
         chosen = _most_probable_paths(lambda _: rates, size, depth)

@@ -127,7 +127,7 @@ def _holds(value: Any, origin: Any, parts: tuple[Any, ...]) -> bool:
             return False
         parts = parts[:1] * len(value) if parts[1:] == (Ellipsis,) else parts
         return len(value) == len(parts) and all(map(_is, value, parts))
-    if not isinstance(value, origin) or isinstance(value, str | bytes):
+    if not isinstance(value, origin) or isinstance(value, str | bytes | bytearray | memoryview):
         return False
     if issubclass(origin, collections.abc.Mapping):
         return all(_is(key, parts[0]) and _is(one, parts[1]) for key, one in value.items())

@@ -107,6 +107,7 @@ def costs(values: Any, lengths: tuple[int, ...]) -> None:
     hint = "pass the result of jaxspec.bench.costs.measure_costs for these lengths"
     if values is None or isinstance(values, tuple | list) or jnp.shape(values) != (len(lengths),):
         raise ValueError(f"costs must be one float for each of the lengths {lengths}, got {shown(values)}; {hint}")
+    numbers("costs", values, "floats", advice=hint)
     if is_concrete(values) and not np.all(np.isfinite(values) & (np.asarray(values) > 0)):
         raise ValueError(f"costs must be positive, got {np.asarray(values).tolist()}; {hint}")
 
@@ -371,7 +372,7 @@ def logits(name: str, found: Any, shape: tuple[int, ...], hint: str = "") -> Arr
 def arrays(name: str, tree: Any) -> None:
     """Raises `TypeError` unless a pytree holds only arrays of numbers; `{}` holds none."""
     for path, leaf in [((), None)] if tree is None else jax.tree.leaves_with_path(tree):
-        known = isinstance(leaf, int | float) or (hasattr(leaf, "dtype") and not isinstance(leaf, type))
+        known = isinstance(leaf, int | float | jax.ShapeDtypeStruct) or _is_array(leaf)
         if not known or getattr(getattr(leaf, "dtype", None), "kind", "") in ("U", "S", "O"):
             place = name + jax.tree_util.keystr(path)
             raise TypeError(f"{place} must be an array, got {shown(leaf)}; {name} is a pytree of arrays, {{}} for none")
@@ -379,8 +380,10 @@ def arrays(name: str, tree: Any) -> None:
 
 def dtype_of(name: str, value: Any, allowed: Collection[str]) -> jnp.dtype:
     """Converts a dtype or its name; raises `ValueError` unless it is one of `allowed`."""
+    # NumPy takes the dtype of any value that has one.
+    is_value = hasattr(value, "dtype") and not isinstance(value, type)
     try:
-        parsed = None if value is None or isinstance(value, bytes | Array) else jnp.dtype(value)
+        parsed = None if value is None or isinstance(value, bytes) or is_value else jnp.dtype(value)
     except (TypeError, ValueError):
         parsed = None
     if parsed is None or parsed.name not in allowed:

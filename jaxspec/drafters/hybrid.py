@@ -115,6 +115,7 @@ class HybridDrafter(Drafter):
 
     def __post_init__(self) -> None:
         _check_kinds(self.lookup, self.model)
+        validate.flag("rests of HybridDrafter", self.rests)
         if self.rests and not self.model.info.skips_rounds:
             raise ValueError(
                 f"rests=True needs a model that can be left out of rounds, such as EagleDrafter, got "

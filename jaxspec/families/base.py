@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.core import validate
+from jaxspec.core.typed import check_fields
+from jaxspec.families.settings import SETTINGS, check_settings
 from jaxspec.nn.config import TransformerConfig
 
 
@@ -19,6 +22,9 @@ class Grouped:
       zero: `[*out, in // group]`, int8; `None` is 0.
       bits: the bits of each value: 4-bit values are between -8 and 7.
 
+    Raises:
+      TypeError, ValueError: a field has another type, or these shapes do not fit together.
+
     Example:
       >>> values, scale = np.array([[1, 2, 3, -4]], np.int8), np.array([[0.5, 2.0]], np.float32)
       >>> jaxspec.families.Grouped(values, scale, None, 4).dequantize().tolist()
@@ -29,6 +35,16 @@ class Grouped:
     scale: np.ndarray
     zero: np.ndarray | None
     bits: int
+
+    def __post_init__(self) -> None:
+        check_fields(self, "values", "scale", "zero", bits=(1, 8))
+        shape, groups = self.scale.shape, self.scale.shape[-1] if self.scale.ndim else 0
+        is_like = self.zero is None or self.zero.shape == shape
+        if not is_like or not groups or self.values.shape[:-1] != shape[:-1] or self.values.shape[-1] % groups:
+            raise ValueError(
+                f"scale of Grouped must be [*out, in // group] for values [*out, in], and zero like it, got "
+                f"{shape} for {self.values.shape} and zero {None if self.zero is None else self.zero.shape}"
+            )
 
     def dequantize(self) -> np.ndarray:
         """Returns the weight in float32, each number rounded once."""
@@ -98,6 +114,9 @@ class LazyTensor:
     blocks: Callable[[], Blocks] | None = None
     grouped: Callable[[], Grouped | None] = _not_grouped
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def reorder(self, function: Callable[[np.ndarray], np.ndarray]) -> "LazyTensor":
         """Returns the tensor with its rows reordered by `function`, for rows of any content."""
         blocks = self.blocks
@@ -139,6 +158,9 @@ class ParamMapping:
     axis: int = 0
     by_rows: bool = False
     joins: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def to_tensors(self, params: Any) -> dict[str, np.ndarray]:
         """Converts the parameter back to its tensors, by name.
@@ -208,6 +230,9 @@ class GGUFLayout:
     has_experts: bool = False
     merges_by_id: bool = False
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclasses.dataclass(frozen=True)
 class Family:
@@ -250,6 +275,9 @@ class Family:
     inputs_first: bool = False
     respell: Callable[[Mapping[str, LazyTensor]], Mapping[str, LazyTensor]] = _as_stored
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def read_config(self, config: Mapping[str, Any]) -> TransformerConfig:
         """Returns the decoder's hyperparameters.
 
@@ -257,8 +285,13 @@ class Family:
           config: the contents of `config.json`; settings that are missing or null have the family's defaults.
 
         Raises:
-          ValueError: an option is not supported; it is a `SettingError`.
+          TypeError: `config` is no dictionary.
+          ValueError: a setting has another type or is out of range, or an option is not supported; it is a
+            `SettingError`.
         """
+        validate.instance("config", config, Mapping, 'pass {"model_type": "llama"}, say')
+        named = {*self.defaults, *self.synonyms}
+        check_settings(config, {key: setting for key, setting in SETTINGS.items() if key in named})
         values = {key: x for key, x in config.items() if x is not None or key in self.nulls}
         values |= {own: values[name] for name, own in self.synonyms.items() if name in values}
         return self.build_config({"model_type": self.model_type, **self.defaults, **values})

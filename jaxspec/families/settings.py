@@ -95,7 +95,9 @@ NUMBER = number(-_LARGEST, _LARGEST, "a number that float32 holds")
 NOT_NEGATIVE = Setting(
     "a number of at least 0 that float32 holds", lambda x: type(x) in (int, float) and 0 <= x < _LARGEST
 )
-EPSILON = number(_SMALLEST, 1.0, "a number between 0 and 1")
+# Beyond such bounds a value is damaged, and a model with it writes nonsense.
+EPSILON = number(_SMALLEST, 0.0101, "a number above 0, and at most 0.01 (published models have 1e-6 to 1e-5)")
+MULTIPLIER = number(0.99e-6, 1.001e6, "a number from 1e-6 to 1e6")
 FLAG = Setting("true or false", lambda x: isinstance(x, bool))
 TEXT = Setting("a text", lambda x: isinstance(x, str))
 TEXTS = list_of(TEXT, "texts")
@@ -106,18 +108,18 @@ _ID_LIST = list_of(COUNT, "token ids")
 THETA = number(99.0, 1.001e12, "a number from 100 to 1e12 (published models have 1e4 to 1e11)")
 # Its logarithm is a divisor.
 _ORIGINAL = integer(2)
-_STRETCH = number(0.0099, 10_001.0, "a number from 0.01 to 10,000 (published models have 1 to 100)")
+STRETCH = number(0.0099, 10_001.0, "a number from 0.01 to 10,000 (published models have 1 to 100)")
 _TURNS = Setting(
-    "0 or a number from 0.01 to 10,000", lambda x: _STRETCH.accepts(x) or (type(x) in (int, float) and x == 0)
+    "0 or a number from 0.01 to 10,000", lambda x: STRETCH.accepts(x) or (type(x) in (int, float) and x == 0)
 )
 _ROPE_SIZES = {"partial_rotary_factor": POSITIVE.or_null(), "original_max_position_embeddings": _ORIGINAL.or_null()}
 _ROPE = {
     "rope_theta": THETA.or_null(),
     **dict.fromkeys(("rope_type", "type"), TEXT.or_null()),
-    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "attention_factor"), _STRETCH.or_null()),
+    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "attention_factor"), STRETCH.or_null()),
     **dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), _TURNS.or_null()),
     "truncate": FLAG.or_null(),
-    **dict.fromkeys(("short_factor", "long_factor"), list_of(_STRETCH, "numbers from 0.01 to 10,000").or_null()),
+    **dict.fromkeys(("short_factor", "long_factor"), list_of(STRETCH, "numbers from 0.01 to 10,000").or_null()),
     **_ROPE_SIZES,
 }
 # Gemma has one rotary embedding for each type of layer.
@@ -137,7 +139,9 @@ SETTINGS: dict[str, Setting] = {
     "layer_types": TEXTS.or_null(),
     **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon"), EPSILON.or_null()),
     **dict.fromkeys(("rope_theta", "rope_local_base_freq"), THETA.or_null()),
-    "query_pre_attn_scalar": POSITIVE.or_null(),
+    "query_pre_attn_scalar": number(
+        0.99, 1.001e6, "a number from 1 to 1e6 (published models have 128 to 336)"
+    ).or_null(),
     **dict.fromkeys(("rope_scaling", "rope_parameters"), table_of(_ROPES).or_null()),
     **_ROPE_SIZES,
     **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function"), TEXT.or_null()),
@@ -150,7 +154,7 @@ SETTINGS: dict[str, Setting] = {
     **dict.fromkeys(("num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step"), SIZE.or_null()),
     "mlp_only_layers": list_of(COUNT, "numbers of layers").or_null(),
     "norm_topk_prob": FLAG.or_null(),
-    "clip_qkv": POSITIVE.or_null(),
+    "clip_qkv": MULTIPLIER.or_null(),
     "eos_token_id": IDS.or_null(),
 }
 
@@ -163,11 +167,11 @@ _SAVED_ROPE = {
     "scaling": table_of(
         {
             "kind": TEXT,
-            **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), _STRETCH),
-            **dict.fromkeys(("attention_factor", "beta_fast", "beta_slow"), _STRETCH),
+            **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), STRETCH),
+            **dict.fromkeys(("attention_factor", "beta_fast", "beta_slow"), STRETCH),
             "original_context_length": _ORIGINAL,
             "truncate": FLAG,
-            "factors": list_of(_STRETCH, "numbers from 0.01 to 10,000"),
+            "factors": list_of(STRETCH, "numbers from 0.01 to 10,000"),
         }
     ).or_null(),
 }
@@ -187,10 +191,10 @@ SAVED: dict[str, Setting] = {
     "activation": Setting("'silu' or 'gelu_tanh'", lambda x: x in ("silu", "gelu_tanh")),
     **dict.fromkeys(("gated_mlp", "qkv_bias", "output_bias", "mlp_bias", "query_key_norm", "post_norms"), FLAG),
     "tied_head": FLAG,
-    "embedding_scale": POSITIVE,
-    "attention_scale": POSITIVE.or_null(),
+    "embedding_scale": MULTIPLIER,
+    "attention_scale": MULTIPLIER.or_null(),
     "norm_all_heads": FLAG,
-    "clip_qkv": POSITIVE.or_null(),
+    "clip_qkv": MULTIPLIER.or_null(),
     "experts": table_of(_SAVED_EXPERTS).or_null(),
 }
 # Those that models lack which were saved before there were any.

@@ -77,9 +77,7 @@ def read_config(config: Mapping[str, Any]) -> TransformerConfig:
         another type or is out of range.
     """
     check_settings(config, {key: SETTINGS[key] for key in SHARED})
-    family = find_family(config)
-    check_settings(config, {key: one for key, one in SETTINGS.items() if key in {*family.defaults, *family.synonyms}})
-    return family.read_config(config)
+    return find_family(config).read_config(config)
 
 
 def read_head_config(config: Mapping[str, Any]) -> TransformerConfig:

@@ -18,7 +18,7 @@ from jaxspec.core import validate
 from jaxspec.families.common import GLOBAL, LOCAL
 from jaxspec.families.gemma import GEMMA3
 from jaxspec.families.llama import LLAMA
-from jaxspec.families.settings import COUNT, EPSILON, FLAG, LAYERS, POSITIVE, SIZE, TEXT, TEXTS, THETA, Setting
+from jaxspec.families.settings import COUNT, EPSILON, FLAG, LAYERS, SIZE, STRETCH, TEXT, TEXTS, THETA, Setting
 from jaxspec.foreign.fields import DTYPES, Fields
 from jaxspec.foreign.places import Place, Source, flatten
 from jaxspec.nn.config import TransformerConfig
@@ -67,7 +67,7 @@ _SETTINGS = {
     "normalization_layer_epsilon": EPSILON,
     "rope_max_timescale": THETA,
     "local_rope_max_timescale": Setting(f"-1, or {THETA.expected}", lambda x: x == -1 or THETA.accepts(x)),
-    "rope_linear_scaling_factor": POSITIVE,
+    "rope_linear_scaling_factor": STRETCH,
     "mlp_activations": Setting("a list of texts", lambda x: isinstance(x, list | tuple) and TEXTS.accepts(list(x))),
     **dict.fromkeys(("attention_bias", "logits_via_embedding", "normalize_embedding_logits", "scan_layers"), FLAG),
     **dict.fromkeys(("use_qk_norm", "rope_use_scale", "use_post_attn_norm", "use_post_ffw_norm"), FLAG),

@@ -18,7 +18,7 @@ from jaxspec.families.base import Family
 from jaxspec.families.common import GLOBAL, LOCAL
 from jaxspec.families.gemma import GEMMA3
 from jaxspec.families.llama import LLAMA, QWEN2, QWEN3
-from jaxspec.families.settings import EPSILON, FLAG, LAYERS, NOT_NEGATIVE, POSITIVE, SIZE, THETA
+from jaxspec.families.settings import EPSILON, FLAG, LAYERS, NOT_NEGATIVE, SIZE, STRETCH, THETA
 from jaxspec.foreign.fields import DTYPES, Fields
 from jaxspec.foreign.places import Place, Source, flatten
 from jaxspec.nn.config import TransformerConfig
@@ -46,7 +46,7 @@ _SETTINGS = {
     **dict.fromkeys(("weight_tying", "use_tied_embedding", "use_post_attn_norm", "use_post_ffw_norm"), FLAG),
     "norm_eps": EPSILON,
     **dict.fromkeys(("rope_theta", "local_base_frequency", "global_base_frequency"), THETA),
-    **dict.fromkeys(("local_scale_factor", "global_scale_factor"), POSITIVE),
+    **dict.fromkeys(("local_scale_factor", "global_scale_factor"), STRETCH),
     **dict.fromkeys(("attn_logits_soft_cap", "final_logit_softcap"), NOT_NEGATIVE),
 }
 _Described = tuple[TransformerConfig, Family, Iterator[tuple[str, Place]]]

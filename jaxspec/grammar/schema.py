@@ -10,6 +10,7 @@ from typing import Any
 from jaxspec.grammar.automaton import MOST_STATES, needed
 from jaxspec.grammar.dialect import unescaped
 from jaxspec.grammar.references import NAMED_SCHEMAS, references, referred, with_pointers
+from jaxspec.io.files import json_value
 
 # Keywords that the regular expression enforces, and those that do not constrain a text. It would ignore any others.
 _HELD = {"type", "properties", "required", "items", "enum", "const", "anyOf", "minLength", "maxLength", "minItems"}
@@ -68,7 +69,7 @@ def as_dict(schema: Any) -> dict[str, Any]:
             raise ValueError(f"schema: {name}.model_json_schema() failed: {reason}; pass the schema itself") from error
     if isinstance(schema, str):
         try:
-            schema = json.loads(schema)
+            schema = json_value(schema)
         except ValueError as error:
             raise ValueError(f"schema must be JSON, got {given!r:.80}: {error}") from None
     if not isinstance(schema, dict):

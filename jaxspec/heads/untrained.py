@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from jaxspec.core import validate
-from jaxspec.core.random import as_threefry
+from jaxspec.core.random import check_one_key
 from jaxspec.drafters import draft_vocabulary as vocabulary
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.ops.rope import Rope
@@ -21,10 +21,7 @@ from jaxspec.ops.rope import Rope
 def check_arguments(target: Any, rng: Any, dtype: DTypeLike | None, capture: Sequence[int] | None = None) -> None:
     """Raises `TypeError` or `ValueError` unless arguments of `init` are a model, key, dtype of weights and layers."""
     validate.instance("target", target, LanguageModel, "jaxspec.load makes one")
-    try:
-        as_threefry(rng)
-    except TypeError as error:
-        raise TypeError(f"rng: {error}") from None
+    check_one_key("rng", rng)
     if dtype is not None:
         validate.dtype_of("dtype", dtype, ("float32", "bfloat16", "float16", "float64"))
     layers = target.module.config.num_layers

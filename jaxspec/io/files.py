@@ -134,6 +134,41 @@ def decode_text(data: bytes) -> str:
     return data.decode("utf-8-sig").replace("\r\n", "\n")
 
 
+class _RepeatedKeyError(ValueError):
+    """Says that a key occurs twice in one object of JSON, with different values."""
+
+    def __init__(self, key: str):
+        self.key = key
+        super().__init__(f"{key!r:.80} occurs twice, with different values")
+
+
+def _to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        for key, x in pairs:
+            if type(x) is not type(found[key]) or x != found[key]:
+                raise _RepeatedKeyError(key)
+    return found
+
+
+def json_value(text: str | bytes | bytearray) -> Any:
+    """Parses JSON; at any depth, a repeated key must have equal values, as readers differ in which one they take.
+
+    Raises:
+      ValueError: it is not JSON, or a key occurs twice with different values.
+
+    Example:
+        >>> from jaxspec.io.files import json_value
+        >>> json_value('{"k": 1, "k": 2}')
+        Traceback (most recent call last):
+        ValueError: 'k' occurs twice, with different values
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_to_dict)
+    except _RepeatedKeyError as error:
+        raise ValueError(str(error)) from None
+
+
 def read_json(path: Path, advice: str = DOWNLOAD_AGAIN) -> dict[str, Any]:
     """Reads the JSON object in a file.
 
@@ -165,21 +200,16 @@ def parse_json(path: Path, raw: bytes, advice: str = DOWNLOAD_AGAIN) -> dict[str
       FileFormatError: it is not JSON, or not an object, or a key occurs twice with different values.
     """
 
-    def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            for key, x in pairs:
-                if type(x) is not type(found[key]) or x != found[key]:
-                    raise FileFormatError(path, key, "it occurs twice, with different values", advice)
-        return found
-
     check_is_no_pointer(path, raw)
     with reading(path, advice=advice):
         text = raw.decode("utf-8")
     try:
         with reading(path, advice=advice):
-            value = json.loads(text, object_pairs_hook=to_dict)
+            value = json.loads(text, object_pairs_hook=_to_dict)
     except FileFormatError as error:
+        if isinstance(repeated := error.__cause__, _RepeatedKeyError):
+            problem = "it occurs twice, with different values"
+            raise FileFormatError(path, repeated.key, problem, advice) from repeated
         raise FileFormatError(path, error.place or _near(text, error.__cause__), error.problem, advice) from error
     return check_fields(path, "", value, {}, advice)
 
@@ -209,7 +239,7 @@ def read_json_line(path: Path, number: int, line: bytes, advice: str) -> dict[st
       FileFormatError: it is not JSON, or not an object.
     """
     with reading(path, f"line {number}", advice):
-        value = json.loads(line.decode("utf-8"))
+        value = json_value(line.decode("utf-8"))
     return check_fields(path, f"line {number}", value, {}, advice)
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import hmac
-import json
 import logging
 import secrets
 import time
@@ -19,6 +18,7 @@ from starlette.routing import Route
 from jaxspec._version import __version__
 from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core import validate
+from jaxspec.io.files import json_value
 from jaxspec.serving.answers import Answers
 from jaxspec.serving.engine import Engine
 from jaxspec.serving.errors import ApiError, of_engine
@@ -330,7 +330,7 @@ class _Server:
         except TimeoutError:
             raise ApiError(408, f"the body did not arrive within {_MOST_SECONDS:.0f} s") from None
         try:
-            found = json.loads(body)
+            found = json_value(body)
         except (ValueError, RecursionError) as error:
             raise ApiError(400, f"the body must be JSON: {error}") from None
         if not isinstance(found, dict):

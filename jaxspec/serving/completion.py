@@ -15,7 +15,7 @@ import filelock
 
 from jaxspec.core.typed import typed
 from jaxspec.decoding.hints import refuse_unknown
-from jaxspec.io.files import as_path, decode_text, reading, write_text
+from jaxspec.io.files import as_path, decode_text, json_value, reading, write_text
 from jaxspec.io.manifest import sha256
 from jaxspec.serving.batch import BatchRequest, failed, is_batch
 from jaxspec.serving.engine import Engine
@@ -238,7 +238,7 @@ def _resume(part: Path, said: Mapping[str, str], count: int) -> list[str]:
 
 def _row(line: str, index: int) -> Mapping[str, Any] | Exception:
     try:
-        row = json.loads(line)
+        row = json_value(line)
     except (ValueError, RecursionError) as error:
         return ValueError(f"line {index + 1} is no JSON: {error}")
     if not isinstance(row, dict):

@@ -351,15 +351,20 @@ def _stop_strings(stop: Any, tokenizer: Tokenizer) -> tuple[str, ...]:
     stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
     StopStrings(stops)
     for text in stops:
-        ids = tokenizer.encode(validate.text("stop", text, "ids go in stop_tokens"), add_special_tokens=False)
-        # Not a token for unknown text, which is special too but does not spell its own name here.
-        spelled = {one: tokenizer.decode([one], skip_special_tokens=False) for one in ids if tokenizer.is_special(one)}
-        if special := [one for one, name in spelled.items() if name and name in text]:
-            raise ValueError(
-                f"stop string {text!r} has a special token, which never appears in a text; "
-                f"pass stop_tokens={special} instead"
-            )
+        text = validate.text("stop", text, "ids go in stop_tokens")
+        _check_is_text(f"stop string {text!r}", text, tokenizer, "stop_tokens={}")
     return stops
+
+
+def _check_is_text(name: str, text: str, tokenizer: Tokenizer, instead: str) -> None:
+    """Raises `ValueError` if a text has the name of a special token, which no text has; `instead` takes their ids."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    # Not a token for unknown text, which is special too but does not spell its own name here.
+    spelled = {one: tokenizer.decode([one], skip_special_tokens=False) for one in ids if tokenizer.is_special(one)}
+    if special := [one for one, written in spelled.items() if written and written in text]:
+        raise ValueError(
+            f"{name} has a special token, which never appears in a text; pass {instead.format(special)} instead"
+        )
 
 
 def make_processors(
@@ -384,7 +389,7 @@ def make_processors(
         strengths = (options.repetition_penalty, options.presence_penalty, options.frequency_penalty)
         if any(strength is not None for strength in strengths):
             found.append(Penalties(*strengths))
-        if words := _words(options.bad_words):
+        if words := _words(options.bad_words, tokenizer):
             found.append(_banned(words, tokenizer, vocab_size))
         if options.min_new_tokens is not None:
             found.append(MinNewTokens(options.min_new_tokens))
@@ -470,14 +475,17 @@ def _ids(name: str, ids: Any, vocab_size: int) -> list[int]:
     return [int(one) for one in listed]
 
 
-def _words(words: Any) -> tuple[str, ...]:
+def _words(words: Any, tokenizer: Tokenizer) -> tuple[str, ...]:
     """Checks banned texts and returns them."""
     if words is None or isinstance(words, str):
         words = [words] if words else []
     words = list(words) if isinstance(words, list | tuple) else [words]
     if not all(isinstance(word, str) and word for word in words):
         raise TypeError(f"bad_words must be strings, none of them empty, got {validate.shown(words)}")
-    return tuple(validate.text("bad_words", word) for word in words)
+    for word in words:
+        text = validate.text("bad_words", word)
+        _check_is_text(f"{word!r} of bad_words", text, tokenizer, "a logit_bias of -inf for each of {}")
+    return tuple(words)
 
 
 @functools.lru_cache(maxsize=8)  # of up to 128 MiB each

@@ -9,7 +9,6 @@ import dataclasses
 import gzip
 import hashlib
 import itertools
-import json
 import os
 import re
 import unicodedata
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from jaxspec.checkpoints.chat_template import check_message, text_of
-from jaxspec.io.files import decode_text, reading
+from jaxspec.io.files import decode_text, json_value, reading
 
 UNSTATED = "unstated"
 TURNS_FILE = "prompts.sha256.gz"
@@ -118,7 +117,7 @@ def _read(path: Path) -> Iterator[Conversation]:
             if not line.strip():
                 continue
             with reading(path, f"line {number}", advice=""):
-                conversation = _parse(json.loads(decode_text(line)))
+                conversation = _parse(json_value(decode_text(line)))
             yield conversation
 
 
@@ -173,7 +172,7 @@ def _from_messages(messages: Any, form: str, system: str | None, labels: dict[st
 
 def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns a message with `role` and `content`, also for one with `from` and `value`."""
-    if "from" not in message:
+    if "from" not in message or "role" in message:
         return message
     name = _string(message["from"], "from")
     return {"role": _SHARED.get(name, name), "content": message.get("value")}

@@ -12,7 +12,7 @@ from jax import Array
 from jaxtyping import Float
 
 from jaxspec.core.pytree import register_dataclass
-from jaxspec.core.typed import check_fields
+from jaxspec.core.typed import DEPTH, WIDTH, check_fields
 from jaxspec.drafters.base import Drafter
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.dataset import Batch
@@ -37,6 +37,12 @@ class Features:
 
     hidden: tuple[Float[Array, "b t d"], ...]
     last: Float[Array, "b t d"]
+
+
+# What networks and losses repeat.
+_REPEATED = ("layers", "num_layers", "heads", "num_heads", "num_kv_heads", "blocks", "num_blocks", "shared_blocks")
+_REPEATED += ("block_size", "steps", "k")
+_LARGEST_FLOAT = 3.4e38
 
 
 def option(help: str, **default: Any) -> Any:
@@ -179,9 +185,15 @@ def check_at_least(recipe: Any, least: int, *names: str) -> None:
 
     Raises:
       TypeError: one is of another type.
-      ValueError: one is less.
+      ValueError: one is less, or too large for any network or sum.
     """
     check_fields(recipe)
+    for field in dataclasses.fields(recipe):
+        value = getattr(recipe, field.name)
+        most = DEPTH[1] if field.name in _REPEATED else WIDTH[1] if isinstance(value, int) else _LARGEST_FLOAT
+        # With an infinite decay all drafts have one weight.
+        if isinstance(value, int | float) and field.name != "decay" and value > most:
+            raise ValueError(f"{field.name} must be at most {most}, got {value}")
     for name in names:
         value = getattr(recipe, name)
         if value is not None and not value >= least:

@@ -160,7 +160,9 @@ def test_an_error_names_the_file_and_its_word_for_the_setting(tmp_path):
     assert caught.value.place == "llama.a or llama.b"
     path = tmp_path / "config.json"
     path.write_text(json.dumps(folders.CONFIGS["llama"] | {"rms_norm_eps": -1}))
-    with pytest.raises(FileFormatError, match="config.json: rms_norm_eps: expected a number between 0 and 1, or null"):
+    with pytest.raises(
+        FileFormatError, match="config.json: rms_norm_eps: expected a number above 0, and at most 0.01 .*, or null"
+    ):
         table.shape(str(tmp_path))
 
 

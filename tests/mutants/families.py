@@ -29,6 +29,13 @@ MUTANTS = (
         (f"{_EXPERTS}::test_layout_of_experts_in_both_forms[olmoe]",),
     ),
     Mutant(
+        "an epsilon with which nothing is normalized is taken",
+        "families/settings.py",
+        "EPSILON = number(_SMALLEST, 0.0101,",
+        "EPSILON = number(_SMALLEST, 1.0,",
+        ("tests/families/test_setting_bounds.py::test_numbers_of_a_configuration",),
+    ),
+    Mutant(
         "Gemma's scales are taken as they are stored",
         "families/gemma.py",
         "return x.astype(np.float32) + 1",

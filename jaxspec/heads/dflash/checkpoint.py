@@ -108,7 +108,7 @@ _INSIDE: dict[str, settings.Setting] = {
     **dict.fromkeys(("is_causal", "causal", "causal_head", "state_norms", "first_predicts"), settings.FLAG.or_null()),
     "confidence_head_alpha": settings.NOT_NEGATIVE.or_null(),
     "projector_type": settings.TEXT.or_null(),
-    **dict.fromkeys(("input_embedding_scale", "output_multiplier"), settings.POSITIVE.or_null()),
+    **dict.fromkeys(("input_embedding_scale", "output_multiplier"), settings.MULTIPLIER.or_null()),
     "final_logit_softcapping": settings.NOT_NEGATIVE.or_null(),
     _SCALE: settings.list_of(settings.POSITIVE, "numbers above 0").or_null(),
     **Convolution.SETTINGS,
