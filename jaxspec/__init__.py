@@ -2,7 +2,7 @@
 
 This namespace has the names that most programs need. Other strategies, and the parts of custom ones, are in the
 namespaces `drafters`, `verifiers`, `processors`, `grammar`, `draft_length`, `heads`, `contrib`, `training`,
-`checkpoints`, `sharding`, `families`, `foreign`, `serving`, `bench`, `testing`, `nn`, `ops` and `core`.
+`checkpoints`, `sharding`, `families`, `foreign`, `serving`, `rl`, `bench`, `testing`, `nn`, `ops` and `core`.
 """
 
 import importlib.metadata as _metadata
@@ -35,6 +35,7 @@ with _epy.lazy_api_imports(globals()):
         nn as nn,
         ops as ops,
         processors as processors,
+        rl as rl,
         serving as serving,
         sharding as sharding,
         testing as testing,

@@ -20,6 +20,7 @@ from tests._fixtures.sources import FILES, ROOT, calls, name, nodes, report, roo
 ROOMS = (
     ("__main__",),
     ("cli",),
+    ("rl",),
     ("serving",),
     ("bench", "compiled"),
     ("testing",),
@@ -43,7 +44,7 @@ ROOMS = (
     ("_version",),
 )
 RANK = {room: rank for rank, rooms in enumerate(reversed(ROOMS)) for room in rooms}
-FLAX = {"nn", "heads", "contrib", "foreign"}  # where networks are
+FLAX = {"nn", "heads", "contrib", "foreign", "rl"}  # where networks are
 TORCH = {"bench/peers/engines.py"}  # one of them times transformers, which runs on PyTorch
 # Alarms, not architects: one idea a file. Longer files and functions are listed with a reason, not cut in two.
 MOST_LINES, MOST_FUNCTION_LINES = 500, 80  # of a file; of a function besides its docstring
@@ -54,6 +55,7 @@ MOST_IGNORED = 20
 BY_STRING = {
     "heads/base.py": "the parts of a head, below its own folder",
     "grammar/automaton.py": "the libraries of an extra",
+    "rl/contract.py": "the classes of tunix, if it is installed",
     "bench/peers/worker.py": "the engine that a worker is started for",
 }
 

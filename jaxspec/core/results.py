@@ -72,6 +72,8 @@ class Report:
     Attributes:
       alternatives: the number of most likely tokens to return for each new token.
       logits: whether to return the target's logits for each new token.
+      kept_mass: whether to return the logarithm of the probability that top-k, top-p and min-p keep, for each new
+        token. It converts between log-probabilities with and without truncation. For `Sampling` and `Greedy` only.
 
     Example:
         >>> report = jaxspec.core.Report(alternatives=3)
@@ -82,6 +84,7 @@ class Report:
 
     alternatives: int = 0
     logits: bool = False
+    kept_mass: bool = False
 
     def check(self, vocab_size: int) -> None:
         """Raises `TypeError` or `ValueError` unless the fields are valid for this vocabulary."""
@@ -90,16 +93,18 @@ class Report:
         if not 0 <= self.alternatives <= vocab_size:
             raise ValueError(f"alternatives must be between 0 and {vocab_size}, got {self.alternatives}")
         validate.flag("logits", self.logits)
+        validate.flag("kept_mass", self.kept_mass)
 
     def empty(self, batch: int, slots: int, vocab_size: int) -> "Reported | None":
         """Returns empty buffers; `None` if nothing is requested."""
         if self == Report():
             return None
-        blank = lambda width, dtype=jnp.float32: jnp.zeros((batch, slots, width), dtype)  # noqa: E731
+        blank = lambda *width, dtype=jnp.float32: jnp.zeros((batch, slots, *width), dtype)  # noqa: E731
         logits = blank(vocab_size) if self.logits else None
-        if not self.alternatives:
-            return Reported(None, None, None, logits)
-        return Reported(blank(self.alternatives, jnp.int32), blank(self.alternatives), blank(self.alternatives), logits)
+        kept = blank() if self.kept_mass else None
+        if not (most := self.alternatives):
+            return Reported(None, None, None, logits, kept)
+        return Reported(blank(most, dtype=jnp.int32), blank(most), blank(most), logits, kept)
 
 
 @register_dataclass
@@ -112,6 +117,8 @@ class Reported:
       log_probs: the target's log-probability of each.
       warped_log_probs: its log-probability under the sampling policy's distribution; -inf if excluded.
       logits: the target's logits, before processors.
+      log_kept_mass: the log of the probability that the policy keeps, `log S`: `warped_log_probs` plus this is the
+        log-probability after processors and temperature, before top-k, top-p and min-p. 0 if nothing is excluded.
 
     Example:
         >>> report = jaxspec.core.Report(logits=True)
@@ -124,6 +131,7 @@ class Reported:
     log_probs: Float[Array, "b s n"] | None
     warped_log_probs: Float[Array, "b s n"] | None
     logits: Float[Array, "b s v"] | None
+    log_kept_mass: Float[Array, "b s"] | None = None
 
 
 def top(
@@ -131,6 +139,7 @@ def top(
     normalizer: Float[Array, "b n"],
     warped: Float[Array, "b n v"],
     report: Report,
+    log_kept_mass: Float[Array, "b n"] | None = None,
 ) -> Reported:
     """Computes the requested arrays at the positions that tokens were drawn from.
 
@@ -139,14 +148,15 @@ def top(
       normalizer: their log-sum-exp.
       warped: the log-probabilities of the policy's distribution.
       report: the request.
+      log_kept_mass: the log of the probability that the policy keeps, if that is requested.
     """
     returned = logits.astype(jnp.float32) if report.logits else None
     if not report.alternatives:
-        return Reported(None, None, None, returned)
+        return Reported(None, None, None, returned, log_kept_mass)
     values, tokens = jax.lax.top_k(logits.astype(jnp.float32), report.alternatives)
     tokens = tokens.astype(jnp.int32)
     after = jnp.take_along_axis(warped.astype(jnp.float32), tokens, axis=2)
-    return Reported(tokens, values - normalizer[..., None].astype(jnp.float32), after, returned)
+    return Reported(tokens, values - normalizer[..., None].astype(jnp.float32), after, returned, log_kept_mass)
 
 
 @register_dataclass

@@ -142,6 +142,28 @@ def _keep_tuple(policy: Greedy | Sampling) -> None:
         object.__setattr__(policy, "processors", as_tuple(policy.processors))
 
 
+def best_log_prob(policy: Greedy | Sampling, logits: Float[Array, "b t v"]) -> Float[Array, "b t"]:
+    """Computes the log-probability of the most likely token among all: before top-k, top-p and min-p.
+
+    That token is never excluded, so its log-probability minus that under `policy.log_probs` is the log of the mass
+    that the policy keeps. Temperature 0 counts as 1.
+
+    Args:
+      policy: the sampling policy.
+      logits: the logits, after processors.
+
+    Example:
+        >>> policy, logits = jaxspec.Sampling(top_k=1), jnp.log(jnp.asarray([[[0.25, 0.75]]]))
+        >>> jnp.exp(jaxspec.core.sampling.best_log_prob(policy, logits)).round(2).tolist()
+        [[0.75]]
+    """
+    logits = logits.astype(jnp.float64 if logits.dtype == jnp.float64 else jnp.float32)
+    scaled = logits - jnp.max(logits, axis=-1, keepdims=True)
+    if isinstance(policy, Sampling):
+        scaled = scaled / warpers.divisor(policy, logits.dtype)
+    return -native_sampling.log_sum_exp(scaled)
+
+
 def spread(policy: Policy, batch: int) -> Policy:
     """Broadcasts the values of a policy and of its processors to one per row, if they may differ by row."""
     processors = tuple(one.spread(batch) if one.by_row else one for one in processors_of(policy))

@@ -118,13 +118,13 @@ def generate(
         without it, except for float32 passes over more than 96 tokens (of all rows).
       pass_tokens: with `bit_exact`, the number of tokens that each pass is padded to; it must be equal in calls to be
         compared. `None` means 16. Native kernels need no padding, and take any number.
-      report: optional results: alternatives, logits. For log-probabilities of prompts, use `jaxspec.score`.
+      report: optional results: alternatives, logits, kept mass. For log-probabilities of prompts, use `jaxspec.score`.
       answers: the number of answers for each prompt, which is fed once. Answer `i` of prompt `b` is row
         `b * answers + i`, and keys are folded. All other arguments have one value for each prompt.
       max_drafts: the largest number of drafts of each row in a round, one integer or `[b]`; 0 means plain decoding.
         `None` means the drafter's own limit.
-      prediction: the expected answer, `[p]` or `[b, p]` token ids (-1 pads). A lookup drafter, or the lookup half of a
-        `HybridDrafter`, copies from it as well as from the text.
+      prediction: the expected answer, `[p]` or `[b, p]` token ids (-1 pads, and separates several answers). A lookup
+        drafter, or the lookup half of a `HybridDrafter`, copies from it as well as from the text.
 
     Returns:
       A `Generation`, whose `tokens` have the width of the largest `max_new_tokens`, or `capacity - t` if that is

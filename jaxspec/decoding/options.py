@@ -53,7 +53,7 @@ _ADVICE = {
 # The name of the rows' arguments in errors about processes that disagree.
 _ASKED = "prompts, lengths, keys, sampling parameters, budgets and stop tokens"
 # How many of the prompt's last tokens to prepend to a prediction, so that the first drafts are found after them.
-_END = 8
+PROMPT_END = 8
 # Marks an option that is static in the loop: another value compiles another program.
 _STATIC = {"static": True}
 
@@ -276,7 +276,7 @@ class Arguments:
         width = int(np.max(np.asarray(budgets))) if is_concrete(budgets) else room.new
         said = {"target": target, "drafter": drafter, "verifier and lossy": (verifier, options.lossy)}
         placement.check_same(said | {_ASKED: ((by_row, policy, shared), dataclasses.astuple(room), options.answers)})
-        check_report(options.report, target.vocab_size)
+        check_report(options.report, target.vocab_size, sampling)
         arguments = cls(
             target=target,
             drafter=drafter,
@@ -307,13 +307,18 @@ def stop_tokens_of(given: StopTokens | None, batch: int, vocab_size: int, tokeni
     return validate.stop_tokens(given, batch, vocab_size)
 
 
-def check_report(report: object, vocab_size: int) -> None:
-    """Raises `TypeError` or `ValueError` unless `report` is a `Report` that fits the vocabulary."""
+def check_report(report: object, vocab_size: int, sampling: Policy) -> None:
+    """Raises `TypeError` or `ValueError` unless `report` is a `Report` that fits the vocabulary and the policy."""
     if not isinstance(report, Report):
         raise TypeError(
             f"report must be a jaxspec.core.Report, got {kind_given(report)}; pass Report(alternatives=5), for example"
         )
     report.check(vocab_size)
+    if report.kept_mass and not isinstance(sampling, Greedy | Sampling):
+        raise TypeError(
+            f"kept_mass needs the temperature of the policy, and {type(sampling).__name__} need not have one; pass "
+            "Sampling(...) or Greedy(), or Report(kept_mass=False)"
+        )
 
 
 def check_kinds(target: object, drafter: object, verifier: object, sampling: object) -> None:
@@ -399,7 +404,7 @@ def _prediction(value: Any, drafter: Drafter, batch: int, target: Model) -> Int[
         said = f"[0, {target.vocab_size}), or -1 for padding"
         raise ValueError(f"prediction must be in {said}, got {array.tolist()!r:.80}")
     width, context = shape[-1], target.context_length
-    if context is not None and is_concrete(value) and (longest := int(np.sum(array >= 0, axis=-1).max())) > context:
+    if context is not None and is_concrete(value) and (longest := _longest_part(array)) > context:
         raise ValueError(
             f"prediction must be at most as long as the target's context, {context} tokens, got {longest}; pass the "
             "part that the answer may have"
@@ -408,13 +413,20 @@ def _prediction(value: Any, drafter: Drafter, batch: int, target: Model) -> Int[
     return jnp.pad(wide, ((0, 0), (0, bucket(width) - width)), constant_values=-1)
 
 
+def _longest_part(ids: Array | np.ndarray) -> int:
+    """Returns the largest number of tokens of a row without -1 between them."""
+    inside = np.pad(np.atleast_2d(np.asarray(ids)) >= 0, ((0, 0), (1, 1))).astype(np.int8)
+    begins, ends = (np.nonzero(np.diff(inside, axis=1) == edge)[1] for edge in (1, -1))
+    return int(np.max(ends - begins, initial=0))
+
+
 def after_the_prompt(
     prediction: Int[Array, "b p"] | None, prompt: Int[Array, "b t"], length: Int[Array, "b"]
 ) -> Int[Array, "b p2"] | None:
     """Returns predictions for `Context.predicted`: each preceded by the end of its prompt, and followed by -1."""
     if prediction is None:
         return None
-    at = length[:, None] - _END + jnp.arange(_END, dtype=jnp.int32)[None]
+    at = length[:, None] - PROMPT_END + jnp.arange(PROMPT_END, dtype=jnp.int32)[None]
     end = jnp.where(at >= 0, jnp.take_along_axis(prompt, jnp.maximum(at, 0), axis=1), -1)
     return jnp.pad(jnp.concatenate([end, prediction], axis=1), ((0, 0), (0, 1)), constant_values=-1)
 

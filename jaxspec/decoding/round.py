@@ -30,7 +30,7 @@ from jaxspec.core.parts import argmax, parts_of
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.random import Rng
 from jaxspec.core.results import Report, Reported, top
-from jaxspec.core.sampling import Sampling, one_hot_log
+from jaxspec.core.sampling import Greedy, Sampling, best_log_prob, one_hot_log
 from jaxspec.core.split_sampling import AtDrafts, Chain
 from jaxspec.core.state import Context, GenerationState, Proposal, RoundInfo, Verdict
 from jaxspec.core.tree import ancestors, depths, verification_mask
@@ -155,7 +155,7 @@ class Round:
             _count_drawn(self.verifier, warped, verdict.accepted),
             entries.pad(most + 1),
             tuple(pad(x) for x in hidden),
-            None if self.report == Report() else jax.tree.map(pad, distributions.reported(rows, self.report)),
+            None if self.report == Report() else jax.tree.map(pad, distributions.reported(rows, self.report, context)),
         )
 
     def commit(
@@ -245,13 +245,22 @@ class Distributions:
             warped = jnp.where(jnp.isfinite(_at(self.processed, rows, tokens)), warped, -jnp.inf)
         return log_probs, warped
 
-    def reported(self, rows: Int[Array, "b n_path"], report: Report) -> Reported:
+    def reported(self, rows: Int[Array, "b n_path"], report: Report, context: Context) -> Reported:
         """Returns the optional results for the rows of logits that tokens are drawn from."""
         of_rows = lambda x: jnp.take_along_axis(x, rows[..., None], axis=1)  # noqa: E731
         logits, normalizer = of_rows(self.logits), jnp.take_along_axis(self.normalizer, rows, axis=1)
-        if self.next_log_probs is not None:
-            return top(logits, normalizer, of_rows(self.next_log_probs), report)
-        return top(logits, normalizer, one_hot_log(argmax(of_rows(self.processed)), logits.shape[-1]), report)
+        if self.next_log_probs is None:
+            warped = one_hot_log(argmax(of_rows(self.processed)), logits.shape[-1])
+        else:
+            warped = of_rows(self.next_log_probs)
+        kept = None
+        if report.kept_mass:
+            policy = context.sampling
+            assert isinstance(policy, Greedy | Sampling), "other policies are refused before"
+            best = functools.partial(best_log_prob, policy)
+            best = by_position(best, of_rows(self.processed), context.target.traits.pass_tokens)
+            kept = jnp.minimum(best - jnp.max(warped, axis=-1), 0)
+        return top(logits, normalizer, warped, report, kept)
 
 
 def _if(condition: Bool[Array, ""], function: Callable[[_Carry], _Carry], carry: _Carry) -> _Carry:

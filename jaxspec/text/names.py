@@ -104,6 +104,11 @@ AUTO = next(iter(DRAFTERS))
 HEADS: tuple[HeadKind, ...] = (tandem.KIND, exit_head.KIND, dflash.KIND, eagle.KIND, medusa.KIND, eagle.MTP)
 
 
+def copying_drafter(*, several: bool) -> Drafter:
+    """Makes a drafter without weights that copies from the text, or by frequency from `several` earlier texts too."""
+    return DRAFTERS["suffix" if several else "ngram"].kind()
+
+
 def load_head(
     name_or_path: str | os.PathLike[str],
     target: LanguageModel,

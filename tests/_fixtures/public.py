@@ -23,6 +23,7 @@ ROOMS = (
     "families",
     "foreign",
     "serving",
+    "rl",
     "nn",
     "ops",
     "contrib.exit_head",

@@ -31,6 +31,8 @@ BOUNDARY_FUNCTIONS += (
     "Rules.check",
     "Rules.within",
     "Rules.tensor_parallel",
+    "Rollouts.sample",
+    "generator",
 )
 
 
