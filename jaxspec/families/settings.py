@@ -151,6 +151,7 @@ SETTINGS: dict[str, Setting] = {
     "mlp_only_layers": list_of(COUNT, "numbers of layers").or_null(),
     "norm_topk_prob": FLAG.or_null(),
     "clip_qkv": POSITIVE.or_null(),
+    **dict.fromkeys(("swiglu_alpha", "swiglu_limit"), POSITIVE.or_null()),
     "eos_token_id": IDS.or_null(),
 }
 
@@ -175,6 +176,8 @@ _SAVED_EXPERTS = {
     **dict.fromkeys(("count", "per_token", "width"), SIZE),
     "normalized": FLAG,
     "dense_layers": list_of(COUNT, "numbers of layers"),
+    "clamped": table_of({"limit": POSITIVE, "alpha": POSITIVE}).or_null(),
+    "bias": FLAG,
 }
 SAVED: dict[str, Setting] = {
     **dict.fromkeys(("vocab_size", "width", "num_heads", "num_kv_heads", "head_dim", "mlp_width"), SIZE),
@@ -192,9 +195,10 @@ SAVED: dict[str, Setting] = {
     "norm_all_heads": FLAG,
     "clip_qkv": POSITIVE.or_null(),
     "experts": table_of(_SAVED_EXPERTS).or_null(),
+    "sinks": FLAG,
 }
 # Those that models lack which were saved before there were any.
-_LATER = ("norm_all_heads", "clip_qkv", "experts")
+_LATER = ("norm_all_heads", "clip_qkv", "experts", "sinks", "clamped", "bias")
 
 
 def check_settings(values: Mapping[str, Any], table: Mapping[str, Setting] | None = None, prefix: str = "") -> None:
@@ -226,7 +230,9 @@ def check_saved(values: Mapping[str, Any]) -> None:
     if lacking := [key for key in SAVED if key not in values and key not in _LATER]:
         raise SettingError(lacking[0], "is missing")
     check_settings(values, SAVED)
-    if (experts := values.get("experts")) and (lacking := [key for key in _SAVED_EXPERTS if key not in experts]):
+    if (experts := values.get("experts")) and (
+        lacking := [key for key in _SAVED_EXPERTS if key not in experts and key not in _LATER]
+    ):
         raise SettingError(f"experts.{lacking[0]}", "is missing")
     for layer, rope in enumerate(values["ropes"]):
         if rope is not None:

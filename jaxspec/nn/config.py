@@ -7,7 +7,7 @@ from typing import Literal
 from jaxspec.core import validate
 from jaxspec.core.typed import check_fields
 from jaxspec.nn.cache_by_kind import Kinds
-from jaxspec.nn.experts import ExpertsSpec
+from jaxspec.nn.experts import ClampedGate, ExpertsSpec
 from jaxspec.nn.layers import AttentionSpec, FeedForwardKind, FeedForwardSpec, LayerSpec
 from jaxspec.nn.norm import NormSpec
 from jaxspec.ops.rope import Rope
@@ -22,6 +22,7 @@ _FLAGS = (
     "post_norms",
     "tied_head",
     "norm_all_heads",
+    "sinks",
 )
 
 
@@ -35,6 +36,8 @@ class ExpertsConfig:
       width: the inner width of an expert.
       normalized: whether the chances of the chosen experts are divided by their sum.
       dense_layers: the layers that have one feed-forward block of `mlp_width` instead.
+      clamped: how gate and up are clamped and combined, instead of by the decoder's activation; or `None`.
+      bias: whether router and experts have biases.
 
     Raises:
       TypeError, ValueError: a field has the wrong type or is out of range.
@@ -49,13 +52,15 @@ class ExpertsConfig:
     width: int
     normalized: bool
     dense_layers: tuple[int, ...] = ()
+    clamped: ClampedGate | None = None
+    bias: bool = False
 
     def __post_init__(self):
         owner = "ExpertsConfig"
         validate.counts(owner, **{name: getattr(self, name) for name in ("count", "per_token", "width")})
         if self.per_token > self.count:
             raise ValueError(f"{owner} needs per_token of at most count={self.count}, got {self.per_token}")
-        check_fields(self, "normalized", "dense_layers")
+        check_fields(self, "normalized", "dense_layers", "clamped", "bias")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +104,7 @@ class TransformerConfig:
     norm_all_heads: bool = False
     clip_qkv: float | None = None
     experts: ExpertsConfig | None = None
+    sinks: bool = False
 
     def __post_init__(self):
         owner, scales = "TransformerConfig", {"embedding_scale": self.embedding_scale}
@@ -156,7 +162,16 @@ class TransformerConfig:
         own = self.experts
         if own is None or layer in own.dense_layers:
             return FeedForwardSpec(self.width, self.mlp_width, self.activation, self.gated_mlp, self.mlp_bias)
-        return ExpertsSpec(self.width, own.width, own.count, own.per_token, own.normalized, self.activation)
+        return ExpertsSpec(
+            self.width,
+            own.width,
+            own.count,
+            own.per_token,
+            own.normalized,
+            self.activation,
+            own.clamped,
+            own.bias,
+        )
 
     def _attention(self, norm: NormSpec, rope: Rope | None, window: int | None) -> AttentionSpec:
         return AttentionSpec(
@@ -173,6 +188,7 @@ class TransformerConfig:
             query_key_norm=self.query_key_norm,
             norm_all_heads=self.norm_all_heads,
             clip=self.clip_qkv,
+            sinks=self.sinks,
         )
 
     @property

@@ -141,6 +141,7 @@ class AttentionSpec:
       norm: the norm of queries and keys, if `query_key_norm`.
       norm_all_heads: whether that is one norm over all heads, instead of one over each.
       clip: the largest magnitude of queries, keys and values; `None` is any.
+      sinks: whether each query head has a sink: a learned score that takes weight in its softmax and adds no value.
     """
 
     width: int
@@ -156,6 +157,7 @@ class AttentionSpec:
     query_key_norm: bool = False
     norm_all_heads: bool = False
     clip: float | None = None
+    sinks: bool = False
 
     takes_trees: ClassVar[bool] = True
     rewinds: ClassVar[bool] = True
@@ -253,9 +255,11 @@ class Attention(nn.Module):
         if pending is not None:
             join = lambda before, x: jnp.concatenate([jnp.swapaxes(before[self.layer], 1, 2), x], axis=1)  # noqa: E731
             all_keys, all_values = join(pending.keys, keys), join(pending.values, values)
+        heads = (spec.num_kv_heads, spec.queries_per_kv_head)
+        sinks = self.param("sinks", nn.initializers.zeros, heads, jnp.float32) if spec.sinks else None
         attended = attend(
             queries,
-            Fresh(all_keys, all_values, positions, mask),
+            Fresh(all_keys, all_values, positions, mask, sinks),
             History(cache, self.layer),
             scale=spec.scale,
             window=spec.window,

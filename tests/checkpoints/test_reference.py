@@ -39,6 +39,10 @@ _GEMMA_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
 }
+_GPT_OSS = {
+    **{"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 16, "sliding_window": 7},
+    "rope_parameters": _YARN | {"truncate": False},
+}
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 CASES = {
     "llama": ("llama", _SHARED),
@@ -69,6 +73,8 @@ CASES = {
     "mixtral-window": ("mixtral", _SHARED | {"num_local_experts": 4, "sliding_window": 7, "head_dim": 16}),
     "olmoe": ("olmoe", _SHARED | {"num_experts": 8, "num_experts_per_tok": 3}),
     "olmoe-clipped": ("olmoe", _SHARED | {"num_experts": 8, "clip_qkv": 0.7, "norm_topk_prob": True}),
+    "gpt-oss": ("gpt_oss", _SHARED | _GPT_OSS),
+    "gpt-oss-clamped": ("gpt_oss", _SHARED | _GPT_OSS | {"swiglu_limit": 0.2, "attention_bias": False}),
     "gpt2": ("gpt2", {"n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 211, "n_positions": 128}),
 }
 

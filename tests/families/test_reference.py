@@ -65,6 +65,8 @@ def test_every_default(family):
         theirs = _attribute(config, "_sliding_window_pattern" if key == "sliding_window_pattern" else key)
         if key == "sliding_window" and "use_sliding_window" in family.defaults:
             theirs = type(config)(use_sliding_window=True).sliding_window
+        if key == "rope_parameters":  # which hold the base too
+            theirs = {name: x for name, x in theirs.items() if name != "rope_theta"}
         assert theirs == default and type(theirs) is type(default), key
 
 

@@ -25,7 +25,7 @@ def test_a_family_is_found_by_its_model_type(family):
 
 
 def test_a_family_is_found_by_its_gguf_architecture():
-    assert gguf_architectures() == ["gemma3", "gpt2", "llama", "olmoe", "qwen2", "qwen3", "qwen3moe"]
+    assert gguf_architectures() == ["gemma3", "gpt-oss", "gpt2", "llama", "olmoe", "qwen2", "qwen3", "qwen3moe"]
     for name in gguf_architectures():
         kinds = [find_gguf_family(name, has_experts=each) for each in (False, True)]
         assert {kind.gguf.architecture for kind in kinds if kind} == {name}
@@ -37,7 +37,7 @@ def test_a_family_is_found_by_its_gguf_architecture():
 def test_unknown_architectures():
     with pytest.raises(
         ValueError,
-        match="unsupported architecture 'mamba'.*: gemma3_text, gpt2, llama, mistral, mixtral, olmoe, ",
+        match="unsupported architecture 'mamba'.*: gemma3_text, gpt2, gpt_oss, llama, mistral, mixtral, olmoe, ",
     ):
         read_config({"model_type": "mamba"})
 
@@ -59,7 +59,7 @@ def test_biases_tell_families_apart():
         assert write_config(tiny.transformer(**options).module.config)[0].model_type == name
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "gpt2", "qwen3_moe", "mixtral", "olmoe"])
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "gpt2", "qwen3_moe", "mixtral", "olmoe", "gpt_oss"])
 def test_other_families_are_not_written(name):
     with pytest.raises(ValueError, match="families llama, qwen2, qwen3, without sliding windows.*use jaxspec.save"):
         write_config(read_config(folders.CONFIGS[name]))
