@@ -33,7 +33,7 @@ def read_gated_config(
     config: Mapping[str, Any],
     *,
     windows: tuple[int | None, ...],
-    ropes: tuple[Rope, ...] | None = None,
+    ropes: tuple[Rope | None, ...] | None = None,
     activation: str = "hidden_act",
     **options: Any,
 ) -> TransformerConfig:
@@ -59,8 +59,8 @@ def read_gated_config(
         )
     if head_size % 2:
         raise SettingError("head_dim", f"expected an even number, whose halves are rotated, got {head_size}")
-    each: tuple[Rope, ...] = (read_one_rope(config),) * layers if ropes is None else ropes
-    for scaling in {rope.scaling for rope in each if rope.scaling}:
+    each: tuple[Rope | None, ...] = (read_one_rope(config),) * layers if ropes is None else ropes
+    for scaling in {rope.scaling for rope in each if rope and rope.scaling}:
         if scaling.kind == "longrope" and len(scaling.factors) != head_size // 2:
             problem = f"expected {head_size // 2} factors, one for each pair of a head, got {len(scaling.factors)}"
             raise SettingError("rope_scaling", problem)
@@ -299,6 +299,7 @@ _GGUF_YARN = {
 FURTHER_SETTINGS = {
     **dict.fromkeys(("attention.value_length", "rope.dimension_count"), SIZE),
     **dict.fromkeys(("attention.sliding_window", "expert_count"), COUNT),
+    **dict.fromkeys(("attention.scale", "residual_scale", "embedding_scale", "logit_scale"), POSITIVE),
     "rope.scaling.type": TEXT,
     **dict.fromkeys(("rope.scaling.factor", "rope.scale_linear"), NOT_NEGATIVE),
     **{f"rope.scaling.{key}": setting for key, setting in _GGUF_YARN.items()},

@@ -152,6 +152,10 @@ SETTINGS: dict[str, Setting] = {
     "norm_topk_prob": FLAG.or_null(),
     "clip_qkv": POSITIVE.or_null(),
     **dict.fromkeys(("swiglu_alpha", "swiglu_limit"), POSITIVE.or_null()),
+    **dict.fromkeys(("embedding_multiplier", "attention_multiplier"), POSITIVE.or_null()),
+    **dict.fromkeys(("residual_multiplier", "logits_scaling"), POSITIVE.or_null()),
+    "no_rope_layers": list_of(integer(0, 1), "0 and 1").or_null(),
+    "no_rope_layer_interval": SIZE.or_null(),
     "eos_token_id": IDS.or_null(),
 }
 
@@ -195,10 +199,12 @@ SAVED: dict[str, Setting] = {
     "norm_all_heads": FLAG,
     "clip_qkv": POSITIVE.or_null(),
     "experts": table_of(_SAVED_EXPERTS).or_null(),
-    "sinks": FLAG,
+    **dict.fromkeys(("sinks", "pre_norms"), FLAG),
+    **dict.fromkeys(("residual_scale", "logit_scale"), POSITIVE),
 }
 # Those that models lack which were saved before there were any.
 _LATER = ("norm_all_heads", "clip_qkv", "experts", "sinks", "clamped", "bias")
+_LATER += ("pre_norms", "residual_scale", "logit_scale")
 
 
 def check_settings(values: Mapping[str, Any], table: Mapping[str, Setting] | None = None, prefix: str = "") -> None:

@@ -23,6 +23,7 @@ _FLAGS = (
     "tied_head",
     "norm_all_heads",
     "sinks",
+    "pre_norms",
 )
 
 
@@ -68,7 +69,8 @@ class TransformerConfig:
     """Holds the hyperparameters of a decoder-only transformer.
 
     Sizes count elements. `windows[i]` is the number of positions that layer `i` attends to, the token's own included
-    (`None`: all). `ropes[i]` is its rotary embedding (`None`: `context_length` learned absolute positions).
+    (`None`: all). `ropes[i]` is its rotary embedding (`None`: none; if all are, there are `context_length` learned
+    absolute positions). `residual_scale` multiplies what a layer adds, `logit_scale` the input of the output head.
 
     Raises:
       TypeError, ValueError: a field has the wrong type or is out of range, or fields do not fit each other.
@@ -105,9 +107,13 @@ class TransformerConfig:
     clip_qkv: float | None = None
     experts: ExpertsConfig | None = None
     sinks: bool = False
+    pre_norms: bool = True
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
 
     def __post_init__(self):
-        owner, scales = "TransformerConfig", {"embedding_scale": self.embedding_scale}
+        owner = "TransformerConfig"
+        scales = {k: getattr(self, k) for k in ("embedding_scale", "residual_scale", "logit_scale")}
         scales |= {k: x for k in ("attention_scale", "clip_qkv") if (x := getattr(self, k)) is not None}
         validate.counts(owner, **{name: getattr(self, name) for name in _SIZES})
         validate.in_range(owner, norm_eps=(self.norm_eps, 0, 1), **{k: (x, 0, math.inf) for k, x in scales.items()})
@@ -125,6 +131,8 @@ class TransformerConfig:
                 raise ValueError(
                     f"{name} must have one entry per layer, got {len(getattr(self, name))} for {self.num_layers} layers"
                 )
+        if not (self.pre_norms or self.post_norms):
+            raise ValueError("a layer needs pre_norms or post_norms, got neither")
         if self.experts is not None and not (self.gated_mlp and not self.mlp_bias):
             raise ValueError("experts are gated and have no biases, got gated_mlp=False or mlp_bias=True")
 
@@ -141,7 +149,7 @@ class TransformerConfig:
     @property
     def learned_positions(self) -> bool:
         """Whether positions are learned embeddings instead of rotations."""
-        return self.ropes[0] is None
+        return all(rope is None for rope in self.ropes)
 
     @property
     def score_scale(self) -> float:
@@ -154,7 +162,14 @@ class TransformerConfig:
         norm = NormSpec(self.norm, self.norm_eps)
         each = zip(map(self._feed_forward, range(self.num_layers)), self.ropes, self.windows, strict=True)
         return tuple(
-            LayerSpec(self._attention(norm, rope, window), feed_forward, norm, self.post_norms)
+            LayerSpec(
+                self._attention(norm, rope, window),
+                feed_forward,
+                norm,
+                self.post_norms,
+                self.pre_norms,
+                self.residual_scale,
+            )
             for feed_forward, rope, window in each
         )
 

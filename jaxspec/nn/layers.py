@@ -28,6 +28,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.sums import rounded
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache import KVCache, KVEntries, LayerNumber
 from jaxspec.nn.cache_by_kind import CacheKind, KVKind
@@ -67,6 +68,11 @@ def weight(
                 raise ValueError(f"the parameter {name} of {module.name} must have shape {shape}, got {stored.shape}")
             return stored
     return module.param(name, _init, shape, dtype)
+
+
+def scaled(x: Float[Array, "*rows d"], factor: float) -> Float[Array, "*rows d"]:
+    """Multiplies by a factor in the dtype of `x`, rounded; a factor of 1 changes nothing."""
+    return x if factor == 1 else rounded(x * jnp.asarray(factor, x.dtype))
 
 
 class Dense(nn.Module):
@@ -202,6 +208,8 @@ class LayerSpec:
       feed_forward: the part that computes on each token alone.
       norm: the norm before each part.
       post_norms: whether the parts' outputs are normalized too.
+      pre_norms: whether their inputs are.
+      residual_scale: the factor of the parts' outputs.
 
     Example:
         >>> full, *_ = target.module.config.layers
@@ -213,6 +221,8 @@ class LayerSpec:
     feed_forward: FeedForwardKind
     norm: NormSpec
     post_norms: bool = False
+    pre_norms: bool = True
+    residual_scale: float = 1.0
 
 
 class Attention(nn.Module):
@@ -327,12 +337,16 @@ class Block(nn.Module):
     ) -> tuple[Float[Array, "b t d"], Any]:
         """Returns the residual stream, and the layer's entries for its cache."""
         spec = self.spec
-        normalized = Norm(spec.norm, name="attention_norm")(x)
+        normalized = Norm(spec.norm, name="attention_norm")(x) if spec.pre_norms else x
         mixed, entry = spec.mixer.build(self.layer, self.dtype)(normalized, cache, pending, positions, mask, table)
         if spec.post_norms:
             mixed = Norm(spec.norm, name="attention_post_norm")(mixed)
-        x, normalized = NormOfSum(spec.norm, name="mlp_norm")(x, mixed)
+        mixed = scaled(mixed, spec.residual_scale)
+        if spec.pre_norms:
+            x, normalized = NormOfSum(spec.norm, name="mlp_norm")(x, mixed)
+        else:
+            x = normalized = x + mixed
         fed = spec.feed_forward.build(self.dtype)(normalized)
         if spec.post_norms:
             fed = Norm(spec.norm, name="mlp_post_norm")(fed)
-        return x + fed, entry
+        return x + scaled(fed, spec.residual_scale), entry

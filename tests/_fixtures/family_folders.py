@@ -6,7 +6,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-WIDTH, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 32, 3, 4, 2, 8, 300
+WIDTH, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB = 32, 3, 4, 2, 8, 48, 300
 Shapes = dict[str, tuple[int, ...]]
 # By family: what its configuration has apart from the sizes that all share.
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -26,6 +26,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 16,
         },
     },
+    "olmo2": {"model_type": "olmo2", "rope_theta": 10000.0},
+    "olmo3": {
+        "model_type": "olmo3",
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_theta": 10000.0,
+    },
+    "granite": {
+        "model_type": "granite",
+        "attention_multiplier": 0.25,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 8.0,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+    },
+    "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2, "rope_theta": 10000.0},
 }
 
 
@@ -35,7 +52,8 @@ def shapes(family: str) -> Shapes:
     for layer in range(LAYERS):
         name = f"model.layers.{layer}"
         found |= {f"{name}.{part}": shape for part, shape in _LAYERS[family](CONFIGS[family]).items()}
-    return found if CONFIGS[family].get("tie_word_embeddings") else found | {"lm_head.weight": (VOCAB, WIDTH)}
+    tied = CONFIGS[family].get("tie_word_embeddings", family == "smollm3")
+    return found if tied else found | {"lm_head.weight": (VOCAB, WIDTH)}
 
 
 def _attention(*, bias: bool = False, output_bias: bool = False) -> Shapes:
@@ -65,11 +83,30 @@ def _gpt_oss(config: Mapping[str, Any]) -> Shapes:
     }
 
 
-_LAYERS = {"gpt_oss": _gpt_oss}
+def _mlp() -> Shapes:
+    return {f"mlp.{part}_proj.weight": (INNER, WIDTH) for part in ("gate", "up")} | {
+        "mlp.down_proj.weight": (WIDTH, INNER)
+    }
+
+
+def _llama(config: Mapping[str, Any]) -> Shapes:
+    return {**_norms("input_layernorm", "post_attention_layernorm"), **_attention(), **_mlp()}
+
+
+def _olmo(config: Mapping[str, Any]) -> Shapes:
+    of_heads = {"self_attn.q_norm.weight": (HEADS * HEAD_DIM,), "self_attn.k_norm.weight": (KV_HEADS * HEAD_DIM,)}
+    return {**_norms("post_attention_layernorm", "post_feedforward_layernorm"), **_attention(), **of_heads, **_mlp()}
+
+
+_LAYERS = {"gpt_oss": _gpt_oss, "olmo2": _olmo, "olmo3": _olmo, "granite": _llama, "smollm3": _llama}
+# The families whose rows of queries and keys llama.cpp's converter reorders.
+_REORDERED = ("granite", "smollm3")
 
 
 def as_gguf(family: str, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The tensors that llama.cpp's converter writes, under names that its table of names has."""
+    if family in _REORDERED:
+        return {name: _reordered(name, x) for name, x in weights.items()}
     if family != "gpt_oss":
         return dict(weights)
     found = {}
@@ -87,9 +124,22 @@ def as_gguf(family: str, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndar
     return found
 
 
+def _reordered(name: str, x: np.ndarray) -> np.ndarray:
+    if not name.endswith(("q_proj.weight", "k_proj.weight")):
+        return x
+    return x.reshape(len(x) // HEAD_DIM, 2, HEAD_DIM // 2, -1).swapaxes(1, 2).reshape(x.shape)
+
+
 def add_gguf_settings(family: str, writer: Any) -> None:
     """Writes the settings that llama.cpp's converter writes for the family alone."""
     config = CONFIGS[family]
+    if family == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    if family == "olmo3":
+        writer.add_sliding_window(config["sliding_window"])
     if family == "gpt_oss":
         writer.add_sliding_window(config["sliding_window"])
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)

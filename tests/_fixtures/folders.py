@@ -76,7 +76,8 @@ def write(folder: Path, family: str, *, shards: int = 1, config: dict | None = N
     return folder
 
 
-_ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "mixtral": "llama", "gpt_oss": "gpt-oss"}
+_ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "mixtral": "llama"}
+_ARCHITECTURES |= {"gpt_oss": "gpt-oss", "olmo3": "olmo2"}
 
 
 def write_gguf(

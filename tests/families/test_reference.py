@@ -57,7 +57,7 @@ def test_every_default(family):
     assert dict(family.synonyms) == config.attribute_map
     derived = {
         *("rope_scaling", "rope_parameters", "original_max_position_embeddings", "partial_rotary_factor"),
-        *("head_dim", "num_key_value_heads", "layer_types", "n_inner", "sliding_window_pattern"),
+        *("head_dim", "num_key_value_heads", "layer_types", "no_rope_layers", "n_inner", "sliding_window_pattern"),
     }
     for key, default in family.defaults.items():
         if default is None and key in derived:
