@@ -1,4 +1,4 @@
-"""Describes SmolLM 3: Llama without a rotary embedding in every fourth layer."""
+"""Describes SmolLM3: Llama without a rotary embedding in every fourth layer."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -85,7 +85,7 @@ CASES = {
     "olmo2": ("olmo2", _SHARED),
     "olmo3": ("olmo3", _SHARED | {"sliding_window": 7, "rope_parameters": _OLMO3_ROPES}),
     "granite": ("granite", _SHARED | _MULTIPLIERS),
-    "smollm3": ("smollm3", _SHARED),
+    "smollm3": ("smollm3", _SHARED | {"pad_token_id": None}),
     "smollm3-window": (
         "smollm3",
         _SHARED

@@ -7,6 +7,7 @@ _GEMMA, _GPT2, _LLAMA = (f"tests/families/test_{name}.py" for name in ("gemma", 
 _EXPERTS = "tests/families/test_experts.py"
 
 _GPT_OSS, _SINKS = "tests/families/test_gpt_oss.py", "tests/nn/test_sinks.py"
+_SMALL = "tests/families/test_small_families.py"
 
 MUTANTS = (
     Mutant(
@@ -29,6 +30,27 @@ MUTANTS = (
         '"gate": part(0, 2), "up": part(1, 2)',
         '"gate": part(1, 2), "up": part(0, 2)',
         (f"{_GPT_OSS}::test_layout",),
+    ),
+    Mutant(
+        "OLMo's norms come before the parts of a layer too",
+        "families/olmo.py",
+        '"pre_norms": False',
+        '"pre_norms": True',
+        (f"{_SMALL}::test_norms_after_each_part",),
+    ),
+    Mutant(
+        "a layer adds all that it computes",
+        "nn/layers.py",
+        "mixed = scaled(mixed, spec.residual_scale)",
+        "pass",
+        (f"{_SMALL}::test_scales_of_a_residual_and_of_logits",),
+    ),
+    Mutant(
+        "SmolLM's layers without rotary embedding are those that have one",
+        "families/smollm3.py",
+        "rope if each else None",
+        "None if each else rope",
+        (f"{_SMALL}::test_layers_without_rotary_embedding",),
     ),
     Mutant(
         "MXFP4's numbers of a byte change places",
