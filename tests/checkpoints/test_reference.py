@@ -89,6 +89,7 @@ CASES = {
     "smollm3-window": (
         "smollm3",
         _SHARED
+        | {"pad_token_id": None}
         | {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 7, "attention_bias": True},
     ),
     "gpt2": ("gpt2", {"n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 211, "n_positions": 128}),
