@@ -176,6 +176,9 @@ def _read_gguf_settings(
 ) -> dict[str, Any]:
     """Returns the rotary embedding and the window. Frequencies are blended as in training: not over whole pairs."""
     found = read_rope_scaling(settings, config, tensors)
+    if settings.get("rope.scaling.type") == "yarn" and not settings.get("rope.scaling.factor"):
+        problem = f"expected a number above 0 for yarn, got {settings.get('rope.scaling.factor')}"
+        raise SettingError("rope.scaling.factor", problem)
     if "rope_scaling" in found:
         found["rope_scaling"] |= {"truncate": False}
     else:

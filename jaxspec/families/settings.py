@@ -95,6 +95,8 @@ NUMBER = number(-_LARGEST, _LARGEST, "a number that float32 holds")
 NOT_NEGATIVE = Setting(
     "a number of at least 0 that float32 holds", lambda x: type(x) in (int, float) and 0 <= x < _LARGEST
 )
+# Multipliers of published models are from 0.0078 to 78.
+FACTOR = number(0.99e-6, 1.01e6, "a number from 1e-6 to 1e6")
 EPSILON = number(_SMALLEST, 1.0, "a number between 0 and 1")
 FLAG = Setting("true or false", lambda x: isinstance(x, bool))
 TEXT = Setting("a text", lambda x: isinstance(x, str))
@@ -151,9 +153,9 @@ SETTINGS: dict[str, Setting] = {
     "mlp_only_layers": list_of(COUNT, "numbers of layers").or_null(),
     "norm_topk_prob": FLAG.or_null(),
     "clip_qkv": POSITIVE.or_null(),
-    **dict.fromkeys(("swiglu_alpha", "swiglu_limit"), POSITIVE.or_null()),
-    **dict.fromkeys(("embedding_multiplier", "attention_multiplier"), POSITIVE.or_null()),
-    **dict.fromkeys(("residual_multiplier", "logits_scaling"), POSITIVE.or_null()),
+    **dict.fromkeys(("swiglu_alpha", "swiglu_limit"), FACTOR.or_null()),
+    **dict.fromkeys(("embedding_multiplier", "attention_multiplier"), FACTOR.or_null()),
+    **dict.fromkeys(("residual_multiplier", "logits_scaling"), FACTOR.or_null()),
     "no_rope_layers": list_of(integer(0, 1), "0 and 1").or_null(),
     "no_rope_layer_interval": SIZE.or_null(),
     "eos_token_id": IDS.or_null(),
@@ -180,7 +182,7 @@ _SAVED_EXPERTS = {
     **dict.fromkeys(("count", "per_token", "width"), SIZE),
     "normalized": FLAG,
     "dense_layers": list_of(COUNT, "numbers of layers"),
-    "clamped": table_of({"limit": POSITIVE, "alpha": POSITIVE}).or_null(),
+    "clamped": table_of({"limit": FACTOR, "alpha": FACTOR}).or_null(),
     "bias": FLAG,
 }
 SAVED: dict[str, Setting] = {
@@ -200,7 +202,7 @@ SAVED: dict[str, Setting] = {
     "clip_qkv": POSITIVE.or_null(),
     "experts": table_of(_SAVED_EXPERTS).or_null(),
     **dict.fromkeys(("sinks", "pre_norms"), FLAG),
-    **dict.fromkeys(("residual_scale", "logit_scale"), POSITIVE),
+    **dict.fromkeys(("residual_scale", "logit_scale"), FACTOR),
 }
 # Those that models lack which were saved before there were any.
 _LATER = ("norm_all_heads", "clip_qkv", "experts", "sinks", "clamped", "bias")

@@ -46,8 +46,8 @@ def test_settings():
             {"sliding_window": None},
             "^sliding_window: expected an integer of at least 1 for sliding_attention, .*None",
         ),
-        ({"swiglu_limit": 0}, "^swiglu_limit: expected a number above 0"),
-        ({"swiglu_alpha": "7"}, "^swiglu_alpha: expected a number above 0"),
+        ({"swiglu_limit": 0}, "^swiglu_limit: expected a number from 1e-6 to 1e6"),
+        ({"swiglu_alpha": "7"}, "^swiglu_alpha: expected a number from 1e-6 to 1e6"),
         ({"layer_types": ["full_attention"] * 2}, "^layer_types or num_hidden_layers: expected one type per layer"),
     ],
 )
