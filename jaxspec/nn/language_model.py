@@ -22,13 +22,13 @@ from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.config import SmallerHeadConfig, TransformerConfig
 from jaxspec.nn.exact_passes import bit_exact, fill, first, is_by_token
 from jaxspec.nn.network import Network, kind_of, packed_weights
-from jaxspec.nn.norm import Norm
 from jaxspec.nn.transformer import (
     Partial,
     Transformer,
     embed,
     exit_logits,
     first_input,
+    head_input,
     positions_of,
     run,
     with_params,
@@ -209,8 +209,7 @@ class LanguageModel(Network):
 
     def normalize(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         """Applies the final norm to the last layer's output (`capture=(num_layers,)`): the output head's input."""
-        normalized: Any = Norm(self.module.config).apply({"params": self.params["final_norm"]}, hidden)
-        return normalized
+        return head_input(self.module.config, self.params, hidden)
 
     @property
     def head(self) -> Float[Array, "v d"] | PackedWeight:

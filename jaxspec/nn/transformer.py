@@ -24,7 +24,7 @@ from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.cache_by_kind import CacheByKind, part_of
 from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.layers import Block, LayerSpec, weight
+from jaxspec.nn.layers import Block, LayerSpec, scaled, weight
 from jaxspec.nn.norm import Norm
 from jaxspec.ops.matmul import project
 from jaxspec.ops.packed import PackedWeight
@@ -75,7 +75,7 @@ class Transformer(nn.Module):
         params = {} if self.is_initializing() else self.variables["params"]
         layers = range(config.num_layers)
         x, states, stack = run(self, layers, block, params, x, cache, pending, positions, mask, capture)
-        x = Norm(config, name="final_norm")(x)
+        x = scaled(Norm(config, name="final_norm")(x), config.logit_scale)
         head = embedding
         if not config.tied_head:
             head = weight(self, "head", (config.head_size, config.width), self.dtype)
@@ -223,8 +223,13 @@ def first_input(
     return x
 
 
+def head_input(config: TransformerConfig, params: Any, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+    """Applies the final norm to a state, and scales it for the output head."""
+    normalized: Any = Norm(config).apply({"params": params["final_norm"]}, x)
+    return scaled(normalized, config.logit_scale)
+
+
 def exit_logits(module: Transformer, params: Any, x: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
     """Applies final norm and output head to a state."""
     head = params["embedding" if module.config.tied_head else "head"]
-    normalized: Any = Norm(module.config).apply({"params": params["final_norm"]}, x)
-    return project(normalized, head).astype(jnp.float32)
+    return project(head_input(module.config, params, x), head).astype(jnp.float32)

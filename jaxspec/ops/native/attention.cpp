@@ -81,6 +81,13 @@ void Begin(State& state, int64_t width) {
   state.maximum = kLowest;
 }
 
+// Gives the query's sink, a score without a value, its weight.
+void AddSink(const Sizes& sizes, const Inputs& in, int64_t head, int64_t number, State& state) {
+  if (!in.sinks) return;
+  state.weight = 1.0f;
+  state.maximum = in.sinks[head % sizes.heads * sizes.group + number % sizes.group];
+}
+
 Asked Begin(const Sizes& sizes, int64_t head, int64_t first, int64_t last, const std::function<float*(int64_t)>& sums) {
   Asked asked = {head, first, {}};
   for (int64_t number = first; number < last; ++number) {
@@ -159,6 +166,7 @@ void Finish(const Sizes& sizes, const Inputs& in, const Parts& parts, float* out
   if (first == last) return;
   const int64_t length = sizes.Length(in, head), count = last - first;
   Asked total = Begin(sizes, head, first, last, place);
+  for (int64_t i = 0; i < count; ++i) AddSink(sizes, in, head, first + i, total.states[i]);
   int64_t slot = 0;
   for (int64_t part = 0; part < parts.count && slot + kPart <= length; ++part, slot += kPart) {
     for (int64_t number = first; number < last; ++number) {
@@ -193,7 +201,8 @@ ffi::Error Call(ffi::ThreadPool pool, BufferR5<ffi::F32> queries, ffi::BufferR4<
                 ffi::BufferR4<ffi::F32> fresh_values, ffi::BufferR2<ffi::S32> positions,
                 ffi::BufferR3<ffi::PRED> mask, ffi::AnyBuffer keys, ffi::AnyBuffer values,
                 ffi::BufferR1<ffi::S32> lengths, ffi::BufferR2<ffi::S32> cache_positions,
-                ffi::BufferR0<ffi::S32> which, ResultBufferR5<ffi::F32> out, int64_t window, float scale) {
+                ffi::BufferR0<ffi::S32> which, ffi::BufferR2<ffi::F32> sinks, ResultBufferR5<ffi::F32> out,
+                int64_t window, float scale) {
   const auto shape = queries.dimensions(), cache = keys.dimensions();
   const bool half = keys.element_type() == ffi::F16;
   if (cache.size() != 5 || keys.element_type() != values.element_type() ||
@@ -218,6 +227,10 @@ ffi::Error Call(ffi::ThreadPool pool, BufferR5<ffi::F32> queries, ffi::BufferR4<
   if (numbered && !HasShape(cache_positions, {sizes.batch, sizes.capacity})) {
     return ffi::Error::InvalidArgument("expected the cache's positions [b, s], or none");
   }
+  const bool sunk = sinks.element_count() > 0;
+  if (sunk && !HasShape(sinks, {sizes.heads, sizes.group})) {
+    return ffi::Error::InvalidArgument("expected the heads' sinks [g, r], or none");
+  }
   if (layer < 0 || layer >= cache[0]) return ffi::Error::InvalidArgument("expected a layer of the cache");
   if (window < 0) return ffi::Error::InvalidArgument("expected a window of at least 0");
   if (!HasShape(*out, {shape[0], shape[1], shape[2], shape[3], shape[4]})) {
@@ -230,7 +243,8 @@ ffi::Error Call(ffi::ThreadPool pool, BufferR5<ffi::F32> queries, ffi::BufferR4<
   };
   const Inputs in = {queries.typed_data(), fresh_keys.typed_data(), fresh_values.typed_data(), stored(keys),
                      stored(values), positions.typed_data(), lengths.typed_data(),
-                     numbered ? cache_positions.typed_data() : nullptr, mask.typed_data()};
+                     numbered ? cache_positions.typed_data() : nullptr, mask.typed_data(),
+                     sunk ? sinks.typed_data() : nullptr};
   const int64_t longest = std::max(0, *std::max_element(in.lengths, in.lengths + sizes.batch));
   const int64_t heads = sizes.batch * sizes.heads;
   int64_t live = 1;  // the most of a row
@@ -264,6 +278,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxspecAttention, Call,
                                   .Arg<ffi::BufferR1<ffi::S32>>()
                                   .Arg<ffi::BufferR2<ffi::S32>>()
                                   .Arg<ffi::BufferR0<ffi::S32>>()
+                                  .Arg<ffi::BufferR2<ffi::F32>>()
                                   .Ret<BufferR5<ffi::F32>>()
                                   .Attr<int64_t>("window")
                                   .Attr<float>("scale"));
