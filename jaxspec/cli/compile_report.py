@@ -14,7 +14,7 @@ from jaxspec.cli.options import DRAFTERS, Listed, OneOf
 def _drafters() -> Iterable[str]:
     from jaxspec.compiled.heads import HEAD_DRAFTERS
 
-    return (*DRAFTERS.names(), *(f"{name}[:{kind.argument}]" for name, kind in HEAD_DRAFTERS.items()))
+    return (*DRAFTERS.names(), *(kind.usage(name) for name, kind in HEAD_DRAFTERS.items()))
 
 
 HELP = Help(
@@ -22,7 +22,7 @@ HELP = Help(
     {
         "Models": ("model", "drafter", "k", "weights", "kernels"),
         "Devices": ("topology", "gpu", "devices", "draft_devices", "calibration"),
-        "Sizes": ("batch", "context", "pass_tokens"),
+        "Sizes": ("batch", "slots", "context", "pass_tokens"),
         "Sampling": ("top_k", "top_p"),
         "Output": ("as_json",),
     },
@@ -59,6 +59,12 @@ class Options:
         typer.Option("-k", help="Tokens to draft per round.  [default: 4; all of a one-pass head, 63 of a tree]"),
     ] = None
     batch: Annotated[int, typer.Option(help="Number of rows.")] = 1
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            "--slots", metavar="N", help="Compile the step of a server whose N slots all have rows, not --batch rows."
+        ),
+    ] = None
     context: Annotated[int, typer.Option(help="Cached tokens per row.")] = 2048
     devices: Annotated[int | None, typer.Option(help="Number of devices to use.  [default: all]")] = None
     draft_devices: Annotated[
@@ -108,7 +114,7 @@ class Options:
         if self.gpu is not None and self.devices is not None and self.devices < 1:
             raise ValueError(f"--devices must be positive, got {self.devices}")
         if self.gpu is not None:
-            given = {"--topology": self.topology, "--calibration": self.calibration}
+            given = {"--topology": self.topology, "--calibration": self.calibration, "--slots": self.slots}
             for name, value in given.items():
                 if value is not None:
                     raise ValueError(f"{name} {value} applies to TPUs; leave it out with --gpu {self.gpu}")
@@ -137,7 +143,7 @@ def run(options: Options) -> None:
     sizes = (options.batch, options.context, devices)
     named = {"top_k": options.top_k, "top_p": options.top_p, "kernels": options.kernels}
     first = (options.model, drafter, topology, k, *sizes, options.weights, options.pass_tokens)
-    case = Case(*first, **named, draft_devices=options.draft_devices)
+    case = Case(*first, **named, draft_devices=options.draft_devices, slots=options.slots)
     constants = Constants() if options.calibration is None else Constants.load(options.calibration)
     with Console(stderr=True).status(f"compiling for {topology} ..."):
         if options.gpu is not None:

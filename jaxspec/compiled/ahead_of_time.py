@@ -1,4 +1,4 @@
-"""Compiles the real `generate` for TPUs and GPUs, which need not be present.
+"""Compiles the real `generate`, or a server's step, for TPUs and GPUs, which need not be present.
 
 Their compilers come with `jax[tpu]` and `jax[cuda]` and run on any machine: they take shapes and the
 description of a topology, and return the program that the devices would run.
@@ -19,11 +19,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxspec
 from jaxspec.checkpoints.params import abstract_model
-from jaxspec.compiled import devices
+from jaxspec.compiled import devices, serving_step
 from jaxspec.compiled.devices import Chip
 from jaxspec.compiled.heads import HEAD_DRAFTERS, OF_LARGE, head_drafter, parse
 from jaxspec.core import validate
 from jaxspec.core.model import CacheKernels
+from jaxspec.decoding.room import bucket
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.model import ModelDrafter
 from jaxspec.families.table import shape
@@ -92,6 +93,8 @@ class Case:
       kernels: kernels of attention and of cache writes: `xla`, `pallas`, or `auto` for the choice of `jaxspec.load`.
       draft_devices: number of devices that a draft model's weights are split over; `None` is all. The others hold
         copies.
+      slots: number of a server's slots, all with a live row: compiles `jaxspec.serving.advance` as `jaxspec.Engine`
+        calls it. `None` compiles `jaxspec.generate` for `batch` rows.
     """
 
     model: str
@@ -107,6 +110,7 @@ class Case:
     top_p: float | None = None
     kernels: str = "auto"
     draft_devices: int | None = None
+    slots: int | None = None
 
     def __post_init__(self):
         validate.one_of("weights", self.weights, WEIGHTS)
@@ -121,11 +125,31 @@ class Case:
             raise ValueError(f"top_k must be at least 1, got {self.top_k}; leave it out to keep all tokens")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}; leave it out to keep all tokens")
+        if self.slots is not None:
+            self._check_slots(self.slots)
         no_model = parse(self.drafter) is not None or self.drafter.partition(":")[0] in (NONE, *DRAFTERS)
         if self.draft_devices is not None and no_model:
             raise ValueError(
                 f"draft_devices applies to draft models, got the drafter {self.drafter!r}; pass a model or leave it out"
             )
+
+    def _check_slots(self, slots: int) -> None:
+        if slots < 1:
+            raise ValueError(f"slots must be at least 1, got {slots}")
+        if self.batch != 1:
+            raise ValueError(f"slots are the rows of a server, got batch={self.batch} too; pass one of the two")
+        if self.pass_tokens is not None:
+            raise ValueError(f"pass_tokens applies to generate, got {self.pass_tokens} with slots; leave out one")
+        if self.context != bucket(self.context):
+            raise ValueError(
+                f"the context of slots is a capacity, rounded up to 1024, 1536, 2048, 3072, ..., got {self.context}; "
+                f"pass {bucket(self.context)}"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of a round."""
+        return self.batch if self.slots is None else self.slots
 
 
 def default_drafter(model: str) -> str:
@@ -173,7 +197,7 @@ class Compiled:
 
 
 def compile_case(case: Case) -> Compiled:
-    """Compiles `generate` for a case.
+    """Compiles `generate`, or a server's step, for a case.
 
     Raises:
       ValueError: if there is no such topology or model, or the topology has fewer devices than requested.
@@ -188,8 +212,33 @@ def compile_case(case: Case) -> Compiled:
     target = placed(case.model, mesh, case.weights)
     drafter = _drafter(case, target, mesh)
     target, drafter = with_cache_kernels(target, drafter, case.kernels, chosen[0].device_kind)
+    function, arguments, donated = _call(case, target, drafter, mesh)
+    with _few_frames():
+        lowered = jax.jit(function, donate_argnums=donated).trace(*arguments).lower(lowering_platforms=(platform,))
+    try:
+        program = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if (used := _OUT_OF_MEMORY.search(str(error))) is None:
+            raise
+        return Compiled("", int(float(used[1]) * _UNITS[used[2]]), chip, len(chosen), target, drafter)
+    parts = ("argument", "output", "temp", "generated_code")
+    sizes: Any = program.memory_analysis()
+    memory = sum(getattr(sizes, f"{part}_size_in_bytes") for part in parts) - sizes.alias_size_in_bytes
+    return Compiled(program.as_text() or "", memory, chip, len(chosen), target, drafter)
+
+
+def _call(
+    case: Case, target: LanguageModel, drafter: Drafter | None, mesh: Mesh
+) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
+    """Returns the function of a case, the shapes of its arguments, and which of these it may overwrite."""
     replicate = NamedSharding(mesh, PartitionSpec())
     like = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=replicate)  # noqa: E731
+    given = {"temperature": (1.0, jnp.float32), "top_k": (case.top_k, jnp.int32), "top_p": (case.top_p, jnp.float32)}
+    sampled: dict[str, Any] = {name: like((), kind) for name, (value, kind) in given.items() if value is not None}
+    sampling = jaxspec.Sampling(**sampled)
+    if case.slots is not None:
+        held = serving_step.arguments_of(target, drafter, sampling, rows=case.slots, capacity=case.context)
+        return serving_step.step, held, serving_step.DONATED
     k = 0 if drafter is None else drafter.max_drafts
 
     def generate(target, drafter, prompt, key, sampling):
@@ -206,22 +255,7 @@ def compile_case(case: Case) -> Compiled:
         )
 
     prompt = like((case.batch, case.context // 2), jnp.int32)
-    given = {"temperature": (1.0, jnp.float32), "top_k": (case.top_k, jnp.int32), "top_p": (case.top_p, jnp.float32)}
-    sampled: dict[str, Any] = {name: like((), kind) for name, (value, kind) in given.items() if value is not None}
-    sampling = jaxspec.Sampling(**sampled)
-    arguments = (target, drafter, prompt, like((), jax.random.key(0).dtype), sampling)
-    with _few_frames():
-        lowered = jax.jit(generate).trace(*arguments).lower(lowering_platforms=(platform,))
-    try:
-        program = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        if (used := _OUT_OF_MEMORY.search(str(error))) is None:
-            raise
-        return Compiled("", int(float(used[1]) * _UNITS[used[2]]), chip, len(chosen), target, drafter)
-    parts = ("argument", "output", "temp", "generated_code")
-    sizes: Any = program.memory_analysis()
-    memory = sum(getattr(sizes, f"{part}_size_in_bytes") for part in parts) - sizes.alias_size_in_bytes
-    return Compiled(program.as_text() or "", memory, chip, len(chosen), target, drafter)
+    return generate, (target, drafter, prompt, like((), jax.random.key(0).dtype), sampling), ()
 
 
 @contextlib.contextmanager

@@ -2,9 +2,9 @@
 
 Neither end is a measurement. Collectives are added to both, at their shortest and at their longest:
 
-    low    all bytes at the chip's bandwidth; or, if the machine code is known and takes longer, every operation's code
-           at one word per cycle, with its blocking waits at their shortest. Reading and computing overlap fully, and
-           loops inside an operation run once.
+    low    all bytes at the chip's bandwidth; or all products at its peak in bfloat16, if that takes longer; or, if the
+           machine code is known and takes longer, every operation's code at one word per cycle, with its blocking
+           waits at their shortest. Reading and computing overlap fully, and loops inside an operation run once.
     high   the compiled schedule, one operation after another, each for as long as the compiler charges, which is
            1.21 us for any small one on every generation. Prefetches are charged nothing: they go through
            one queue to memory, after the reads of operations, and their users wait for them.
@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from jaxspec.compiled.arithmetic import flops
 from jaxspec.compiled.devices import Chip
 from jaxspec.compiled.hlo import FREE, Instruction, Program
 from jaxspec.io.files import FileFormatError, read_json
@@ -134,6 +135,8 @@ class Bracket:
         steps = list(self.program.steps(computation, self.trips))
         low = sum(self._operation(step.instruction, step.bytes).low * step.times for step in steps)
         fast = self._reading(sum(step.bytes * step.times for step in steps)).low
+        sums = sum(flops(self.program, step.instruction, step.inside) * step.times for step in steps)
+        fast = max(fast, sums / self.chip.flops)
         wait = self.constants.collective
         return Range(max(low, fast) + collectives * wait.low, self._scheduled(computation) + collectives * wait.high)
 

@@ -23,24 +23,27 @@ class Chip:
       memory: bytes of main memory.
       bandwidth: bytes of main memory read per second.
       clock: cycles per second.
+      flops: multiplications and additions of bfloat16 products per second.
     """
 
     memory: int
     bandwidth: float
     clock: float
+    flops: float = math.inf
 
     def part(self, count: int) -> Self:
         """Returns one of the `count` devices of a chip."""
-        return dataclasses.replace(self, memory=self.memory // count, bandwidth=self.bandwidth / count)
+        own = {"memory": self.memory // count, "bandwidth": self.bandwidth / count, "flops": self.flops / count}
+        return dataclasses.replace(self, **own)
 
 
 # TPUs by `device_kind`, from Cloud TPU's documentation.
 CHIPS = {
-    "TPU v4": Chip(32 * 2**30, 1.228e12, 1.05e9),
-    "TPU v5 lite": Chip(16 * 2**30, 0.819e12, 1.5e9),
-    "TPU v5": Chip(95 * 2**30, 2.765e12, 1.75e9),
-    "TPU v6 lite": Chip(32 * 2**30, 1.64e12, 1.75e9),
-    "TPU7x": Chip(192 * 2**30, 7.38e12, 1.9e9),
+    "TPU v4": Chip(32 * 2**30, 1.228e12, 1.05e9, 275e12),
+    "TPU v5 lite": Chip(16 * 2**30, 0.819e12, 1.5e9, 197e12),
+    "TPU v5": Chip(95 * 2**30, 2.765e12, 1.75e9, 459e12),
+    "TPU v6 lite": Chip(32 * 2**30, 1.64e12, 1.75e9, 918e12),
+    "TPU7x": Chip(192 * 2**30, 7.38e12, 1.9e9, 2307e12),
 }
 # Keeps the compiler from querying a machine that is not a TPU.
 _TPU_ENVIRONMENT = {

@@ -203,7 +203,11 @@ def _read_kernel(body: str, unknown: int, stated: int | None) -> Kernel | None:
     tpu.register_dialect(context)
     context.allow_unregistered_dialects = True
     with context:
-        for function in ir.Module.parse(base64.b64decode(body)).body.operations:
+        try:
+            module = ir.Module.parse(base64.b64decode(body))
+        except ir.MLIRError:  # the compiler's own kernels, such as that of a ragged product, have other dialects
+            return None
+        for function in module.body.operations:
             attributes = {name: str(function.attributes[name]) for name in function.attributes}
             if "window_params" in attributes:
                 bounds = [int(size) for size in re.findall(r"-?\d+", attributes["iteration_bounds"].partition(":")[2])]
@@ -223,11 +227,19 @@ def _blocks(windows: str) -> tuple[int | None, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Describes one instruction that runs: how often, and the bytes of main memory that it moves each time."""
+    """Describes one instruction that runs.
+
+    Attributes:
+      instruction: the instruction.
+      times: how often it runs.
+      bytes: bytes of main memory that it moves each time.
+      inside: computation that it is in.
+    """
 
     instruction: Instruction
     times: int
     bytes: int
+    inside: Computation = dataclasses.field(repr=False)
 
 
 class Program:
@@ -278,7 +290,7 @@ class Program:
             elif one.opcode == "call":
                 yield from self.steps(one.computation("to_apply"), trips, times)
             elif one.opcode not in FREE:
-                yield Step(one, times, self.moved(one, inside))
+                yield Step(one, times, self.moved(one, inside), inside)
 
     def branch(self, one: Instruction, trips: Callable[[Instruction], int]) -> str:
         """Returns the branch of a conditional that is counted: the one that moves the most bytes."""

@@ -1,7 +1,11 @@
 """Finds a round in a compiled program, the trip counts of its loops, and the bytes that any program must read."""
 
 import math
+from collections.abc import Callable
 from typing import Any
+
+import jax
+from jax.tree_util import DictKey
 
 from jaxspec.compiled.ahead_of_time import Case, Compiled
 from jaxspec.compiled.heads import parse
@@ -56,8 +60,9 @@ def trips(case: Case, loop: Instruction) -> int:
 def least_bytes(case: Case, compiled: Compiled) -> float:
     """Counts the stored bytes of each weight once per pass, and of the live cache, split evenly over all devices.
 
-    The passes are one of the target, and the drafter's in a round: `k` of a draft model or an EAGLE head, one
-    of a DFlash or Medusa head, with their output heads. Drafters without weights add nothing.
+    The passes are one of the target, and the drafter's in a round: `k` of a draft model, an EAGLE head or an MTP
+    module, one of other heads, with their output heads. Of tables only rows are read, which count nothing. Drafters
+    without weights add nothing.
 
     Args:
       case: case that was compiled.
@@ -67,14 +72,17 @@ def least_bytes(case: Case, compiled: Compiled) -> float:
       The number of bytes on one device.
     """
     target: Any = compiled.target
-    total = pass_bytes(target, case.batch, case.context)
+    drafts = 0 if compiled.drafter is None else compiled.drafter.lengths[-1]
+    total = pass_bytes(target, case.rows, case.context, 1 + drafts)
     drafter: Any = compiled.drafter
     if (found := parse(case.drafter)) is not None:
         kind, _ = found
-        once = sum(size_of(drafter.head.params[name]) for name in kind.once)
-        total += once + kind.passes(case.k) * (size_of(drafter.head.params) - once + _cached(drafter.head, case))
+        params = drafter.head.params
+        once = sum(size_of(params[name]) for name in kind.once)
+        tables = _size_of_named(params, lambda name: name in kind.tables)
+        total += once + kind.passes(case.k) * (size_of(params) - once - tables + _cached(drafter.head, case))
     elif drafter is not None and isinstance(draft := drafter.info.network, LanguageModel):
-        total += case.k * pass_bytes(draft, case.batch, case.context)
+        total += case.k * pass_bytes(draft, case.rows, case.context)
     return total / compiled.devices
 
 
@@ -84,11 +92,29 @@ def _cached(head: Any, case: Case) -> int:
     if not hasattr(config, "num_kv_heads"):
         return 0
     slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim * head.module.dtype.itemsize
-    return case.batch * case.context * slot
+    return case.rows * case.context * slot
 
 
-def pass_bytes(model: LanguageModel, batch: int, context: int) -> int:
-    """Counts the bytes that one pass must read: each weight once, and `context` cached tokens per row."""
+def pass_bytes(model: LanguageModel, batch: int, context: int, tokens: int = 1) -> int:
+    """Counts the bytes that one pass must read: each weight once, and `context` cached tokens per row.
+
+    Of experts only the chosen ones count, as if no two of the `tokens` of each row chose the same.
+    """
     config = model.module.config
     slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize
-    return read_bytes(model) + batch * context * slot
+    return read_bytes(model) - _unread_experts(model, batch * tokens) + batch * context * slot
+
+
+def _unread_experts(model: LanguageModel, tokens: int) -> int:
+    """Returns the bytes of experts that no token chooses."""
+    if (spec := model.module.config.experts) is None:
+        return 0
+    stored = _size_of_named(model.params, lambda name: name.startswith("experts_"))
+    return stored * max(spec.count - tokens * spec.per_token, 0) // spec.count
+
+
+def _size_of_named(params: Any, counts: Callable[[str], bool]) -> int:
+    """Returns the bytes of the parameters with a name on their path that counts."""
+    leaves = jax.tree.leaves_with_path(params)
+    named = (x for path, x in leaves if any(counts(key.key) for key in path if isinstance(key, DictKey)))
+    return sum(map(size_of, named))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from jaxspec.compiled.ahead_of_time import Case, Compiled, compile_case
+from jaxspec.compiled.arithmetic import flops
 from jaxspec.compiled.bracket import Bracket, Code, Constants, Range
 from jaxspec.compiled.copies import Copies, copies
 from jaxspec.compiled.hlo import Instruction, Program
@@ -34,6 +35,7 @@ class Costs:
     Attributes:
       bytes: bytes moved from and to main memory.
       least_bytes: bytes of the weights and of the live cache, divided by the number of devices.
+      flops: multiplications and additions of products; those of kernels are not counted.
       cycles: the compiler's estimate, summed over instructions; collectives have no estimate.
       operations: number of instructions that the compiler charges for.
       low: lower bound of the time, in seconds.
@@ -48,6 +50,7 @@ class Costs:
 
     bytes: int
     least_bytes: float
+    flops: int
     cycles: int
     operations: int
     low: float
@@ -109,6 +112,7 @@ def costs(
     return Costs(
         bytes=moved,
         least_bytes=least_bytes(case, compiled),
+        flops=sum(flops(program, step.instruction, step.inside) * step.times for step in steps),
         cycles=sum(step.instruction.cycles * step.times for step in steps),
         operations=sum(step.times for step in steps if step.instruction.cycles),
         low=time.low,
@@ -155,6 +159,13 @@ class Report:
         ratios = sorted((self.plain.low / self.round.low, self.plain.high / self.round.high))
         return {tokens: Range(*(tokens * ratio for ratio in ratios)) for tokens in range(1, most + 1)}
 
+    @property
+    def breaks_even(self) -> Range | None:
+        """Range of the mean number of tokens per round from which on drafts pay; `None` without drafts."""
+        if self.round is None or self.plain is None or self.case.drafter == "none":
+            return None
+        return Range(*sorted((self.round.low / self.plain.low, self.round.high / self.plain.high)))
+
 
 def report(
     case: Case,
@@ -186,7 +197,9 @@ def report(
 
 def as_json(one: Report) -> str:
     """Returns a report as one line of JSON."""
-    return json.dumps(dataclasses.asdict(one) | {"fits": one.fits, "speed_up": one.speed_up})
+    return json.dumps(
+        dataclasses.asdict(one) | {"fits": one.fits, "speed_up": one.speed_up, "breaks_even": one.breaks_even}
+    )
 
 
 def lines(one: Report) -> Iterator[tuple[str, str]]:
@@ -195,13 +208,14 @@ def lines(one: Report) -> Iterator[tuple[str, str]]:
     yield "target, drafter", f"{case.model}, {case.drafter}, k = {case.k}"
     yield (
         "devices",
-        f"{one.devices} of {case.topology}, batch {case.batch}, context {case.context}, {case.weights} weights",
+        f"{one.devices} of {case.topology}, {_rows(case)}, context {case.context}, {case.weights} weights",
     )
     room = f"{-over / 1e9:.1f} GB to spare" if one.fits else f"does not fit: {over / 1e9:.1f} GB too much"
     yield "memory a device", f"{one.memory / 1e9:.2f} GB of {one.available / 1e9:.1f}, {room}"
     if own is None or one.plain is None:
         return
     yield "read a round", f"{own.bytes / 1e9:.3f} GB, {own.bytes / own.least_bytes:.2f} of the least possible"
+    yield "products a round", f"{own.flops / 1e9:,.1f} billion multiplications and additions"
     yield "collectives a layer", f"{kinds(own.layer_collectives, ', ')}; {own.layer_collective_bytes:,.0f} bytes"
     others = kinds(own.other_collectives, ", ")
     yield "elsewhere in a round", f"{others}; as large as a weight: {own.gathered_bytes:,} bytes"
@@ -212,8 +226,14 @@ def lines(one: Report) -> Iterator[tuple[str, str]]:
         yield name, f"{between(program.low * 1e3, program.high * 1e3)} ms"
         yield "", f"{program.operations:,} operations, charged {program.cycles:,} cycles"
     yield "constants", one.source
+    if (pays := one.breaks_even) is not None:
+        yield "drafts pay from", f"{between(*pays)} tokens a round"
     for tokens, ratio in one.speed_up.items():
         yield f"speed-up, {tokens} a round", between(*ratio)
+
+
+def _rows(case: Case) -> str:
+    return f"batch {case.batch}" if case.slots is None else f"{case.slots} slots, all live"
 
 
 def between(low: float, high: float) -> str:

@@ -1,10 +1,14 @@
 """Multiplies each row by the weight of its expert, and reads only the experts that have rows.
 
 Rows are sorted by expert. On a CPU, blocks of a few rows of one expert are multiplied one after the other, all in the
-same way, so that the numbers of a row depend on no other row. TPUs and GPUs have `jax.lax.ragged_dot`.
+same way, so that the numbers of a row depend on no other row. On a TPU, several blocks are multiplied together, so that
+one weight is read while another is multiplied. GPUs have `jax.lax.ragged_dot`.
 
     experts     0  0  0  0  0  2  2  5        sorted
     blocks      [ 0        ][0][ 2 ][5]       of up to four rows
+
+A TPU's compiler takes ragged products of `[e, in, out]` alone: it would lay out the weights of all experts a second
+time.
 """
 
 from collections.abc import Callable
@@ -20,6 +24,9 @@ from jaxspec.ops.packed import PackedWeight
 # The rows of a block: XLA's CPU code for one row takes as long as for four. For more rows of an expert than this, the
 # library's matrix product wins.
 _FEW, _MANY = 4, 64
+# On a TPU: the rows of one tile, and of a product that takes no longer. The blocks that are multiplied together: of
+# more, a program takes too long to compile.
+_TPU_FEW, _TPU_MANY, _TOGETHER = 16, 128, 8
 
 
 def project_by_expert(
@@ -43,12 +50,13 @@ def project_by_expert(
     if isinstance(kernel, PackedWeight):
         found = kernel.product_by_expert(x, experts)
         return _by_blocks(x, kernel.__getitem__, kernel.shape, experts) if found is None else found
-    return jax.lax.platform_dependent(x, kernel, experts, cpu=_cpu, default=ragged)
+    return jax.lax.platform_dependent(x, kernel, experts, cpu=by_blocks, tpu=by_groups, default=ragged)
 
 
-def _cpu(
+def by_blocks(
     x: Float[Array, "m in"], kernel: Float[Array, "e *out in"], experts: Int[Array, "m"]
 ) -> Float[Array, "m *out"]:
+    """Computes `project_by_expert` as on a CPU: block after block."""
     return _by_blocks(x, kernel.__getitem__, kernel.shape, experts)
 
 
@@ -62,10 +70,7 @@ def _by_blocks(
     (count, *out, width), rows = shape, x.shape[0]
     few = rows < _MANY // _FEW * count
     size = _FEW if few else _MANY
-    first, sizes = _groups(experts, count)
-    blocks = -(-sizes // size)
-    ends = jnp.cumsum(blocks)
-    starts = ends - blocks
+    first, starts, ends = _blocks(experts, count, size)
     padded = jnp.pad(x, ((0, size), (0, 0)))
 
     def multiply(block: Int[Array, ""]) -> Float[Array, "size out"]:
@@ -81,12 +86,64 @@ def _by_blocks(
         nothing = lambda block: jnp.zeros(shape.shape, shape.dtype)  # noqa: E731
         return None, jax.lax.cond(block < ends[-1], multiply, nothing, block)
 
-    # Every expert with rows begins a block, and only these.
-    most = min(rows, min(count, rows) + rows // size)
-    found = jax.lax.scan(body, None, jnp.arange(most, dtype=jnp.int32))[1]
-    own = jnp.minimum(experts, count - 1)
-    place = jnp.arange(rows, dtype=jnp.int32) - first[own]
-    return found[starts[own] + place // size, place % size].reshape(rows, *out)
+    found = jax.lax.scan(body, None, jnp.arange(_most_blocks(rows, count, size), dtype=jnp.int32))[1]
+    return _by_row(found, experts, first, starts).reshape(rows, *out)
+
+
+def by_groups(
+    x: Float[Array, "m in"], kernel: Float[Array, "e *out in"], experts: Int[Array, "m"]
+) -> Float[Array, "m *out"]:
+    """Computes `project_by_expert` as on a TPU: by groups of blocks. A group without rows is not multiplied."""
+    (count, *out, width), rows = kernel.shape, x.shape[0]
+    size = _TPU_FEW if rows < _TPU_MANY // _TPU_FEW * count else _TPU_MANY
+    # With the axes of a product: otherwise a weight is first copied out of the others.
+    flat = kernel.reshape(count, -1, width)
+    first, starts, ends = _blocks(experts, count, size)
+    group = min(_TOGETHER, most := _most_blocks(rows, count, size))
+    block = jnp.arange(-(-most // group) * group, dtype=jnp.int32)
+    # After the last block with rows, that of the last expert again: it is read, and its result is dropped.
+    owner = jnp.minimum(jnp.sum(ends[None] <= block[:, None], axis=1, dtype=jnp.int32), count - 1)
+    at = first[owner] + (block - starts[owner]) * size
+    padded = jnp.pad(x, ((0, size), (0, 0)))
+
+    def multiply(owner: Int[Array, "group"], at: Int[Array, "group"]) -> Float[Array, "group size out"]:
+        take = jax.lax.dynamic_slice_in_dim
+        return jnp.stack([_contract(take(padded, at[i], size), take(flat, owner[i], 1)[0]) for i in range(group)])
+
+    def body(_: None, each: tuple[Array, Array, Array]) -> tuple[None, Float[Array, "group size out"]]:
+        nothing = jnp.zeros((group, size, flat.shape[1]), x.dtype)
+        return None, jax.lax.cond(each[0] < ends[-1], multiply, lambda *_: nothing, *each[1:])
+
+    if len(block) == group:
+        found = multiply(owner, at)
+    else:
+        each = block[::group], owner.reshape(-1, group), at.reshape(-1, group)
+        found = jax.lax.scan(body, None, each)[1].reshape(len(block), size, -1)
+    return _by_row(found, experts, first, starts).reshape(rows, *out)
+
+
+def _blocks(
+    experts: Int[Array, "m"], count: int, size: int
+) -> tuple[Int[Array, "e"], Int[Array, "e"], Int[Array, "e"]]:
+    """Returns the first row of each expert, its first block of `size` rows, and the block after its last."""
+    first, sizes = _groups(experts, count)
+    blocks = -(-sizes // size)
+    ends = jnp.cumsum(blocks)
+    return first, ends - blocks, ends
+
+
+def _most_blocks(rows: int, count: int, size: int) -> int:
+    """Returns the largest number of blocks: every expert with rows begins one, and only these."""
+    return min(rows, min(count, rows) + rows // size)
+
+
+def _by_row(
+    found: Float[Array, "blocks size out"], experts: Int[Array, "m"], first: Int[Array, "e"], starts: Int[Array, "e"]
+) -> Float[Array, "m out"]:
+    """Returns each row's result, given those of all blocks."""
+    size, own = found.shape[1], jnp.minimum(experts, len(first) - 1)
+    place = jnp.arange(len(experts), dtype=jnp.int32) - first[own]
+    return found[starts[own] + place // size, place % size]
 
 
 def _contract(x: Float[Array, "rows in"], weight: Float[Array, "out in"]) -> Float[Array, "rows out"]:

@@ -9,45 +9,18 @@ each takes minutes.
 
 import argparse
 import dataclasses
-import tempfile
-from pathlib import Path
 
-from jaxspec.compiled.ahead_of_time import KERNELS, Case, compile_case
-from jaxspec.compiled.tpu import between, costs
-from jaxspec.families.table import SHAPES
+from jaxspec.compiled.ahead_of_time import KERNELS, Case
+from jaxspec.compiled.tpu import between
 from tests.benchmarks import machine_code
-from tests.benchmarks.same_pass import shortened
+from tests.benchmarks.whole_depth import step
 
-FEW, MANY = 2, 4
 PLACES = {
     "v5p:2x2x1": ("qwen3-4b", 1),
     "v5e:2x2": ("llama-3.1-8b", None),
     "v6e:2x4": ("llama-3.1-8b", None),
     "tpu7x:2x2x1": ("llama-3.1-8b", None),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """Gives what a step of a whole model costs a device: bytes, the compiler's cycles, seconds at least and at most."""
-
-    bytes: float
-    cycles: float
-    low: float
-    high: float
-
-
-def step(model: str, case: Case) -> Step:
-    """Compiles a case with few layers and with more, and returns its costs with all."""
-    found = []
-    for layers in (FEW, MANY):
-        with tempfile.TemporaryDirectory() as folder:
-            own = dataclasses.replace(case, model=shortened(model, layers, Path(folder)))
-            machine_code.collect()
-            cost = costs(own, compile_case(own), read_code=machine_code.read_code)
-        found.append((cost.bytes, cost.cycles, cost.low, cost.high))
-    more = (SHAPES[model]["num_hidden_layers"] - FEW) / (MANY - FEW)
-    return Step(*(few + (many - few) * more for few, many in zip(*found, strict=True)))
 
 
 def main() -> None:

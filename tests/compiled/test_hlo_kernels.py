@@ -1,5 +1,6 @@
 """The bytes that a Pallas kernel moves, by its blocks."""
 
+import base64
 import dataclasses
 import functools
 import re
@@ -87,3 +88,9 @@ ENTRY %main (n: s32[1], x: bf16[8,512], w: bf16[512,4096]) -> f32[8,512] {{
         constants = Constants(bandwidth_share=Range(1.0, 1.0))
         found = Bracket(program, lambda loop: 1, {"call": Code(words, 0)}, chip, constants).seconds("main", 0)
         assert found == pytest.approx((low, high))
+
+
+def test_a_kernel_of_the_compilers_own_is_no_mistake():
+    """Its code has dialects that JAX's kernels lack; its operands then count whole."""
+    body = base64.b64encode(b'module { "func.func"() ({}) : () -> () func.func @main() { return } }').decode()
+    assert kernel_of(f'custom_call_target="tpu_custom_call", backend_config={{"body": "{body}"}}') is None

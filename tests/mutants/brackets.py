@@ -6,6 +6,27 @@ _BRACKET, _COPIES = "tests/compiled/test_bracket.py", "tests/compiled/test_copie
 
 MUTANTS = (
     Mutant(
+        "a product's window multiplies its padding",
+        "compiled/arithmetic.py",
+        "sum(0 <= place <= end and place % spread == 0 for place in places)",
+        "sum(place % spread == 0 for place in places)",
+        ("tests/compiled/test_arithmetic.py::test_products_are_counted[fusion]",),
+    ),
+    Mutant(
+        "the least bytes of a round have the experts of one token",
+        "compiled/round.py",
+        "max(spec.count - tokens * spec.per_token, 0)",
+        "(spec.count - spec.per_token)",
+        ("tests/compiled/test_round_experts.py::test_each_token_reads_its_own_experts[1-5-40]",),
+    ),
+    Mutant(
+        "a server's caches are copied to every device for compilation",
+        "compiled/serving_step.py",
+        "if x.ndim == len(of_cache) else",
+        "if x.ndim > len(of_cache) else",
+        ("tests/compiled/test_serving_step.py::test_caches_are_split_and_all_else_is_copied",),
+    ),
+    Mutant(
         "a cache that a round changes is taken for a weight that is fetched ahead",
         "compiled/copies.py",
         "root.operands[place]) == place",
@@ -50,8 +71,8 @@ MUTANTS = (
     Mutant(
         "an EAGLE head's states are fused in each of its passes",
         "compiled/round.py",
-        "(size_of(drafter.head.params) - once + ",
-        "(size_of(drafter.head.params) + ",
+        "(size_of(params) - once - tables + ",
+        "(size_of(params) - tables + ",
         ("tests/compiled/test_tpu.py::test_a_head_can_be_compiled_by_its_sizes_alone",),
     ),
     Mutant(

@@ -81,6 +81,13 @@ MUTANTS = (
         ("tests/ops/test_experts.py::test_rows_meet_their_own_expert[some have none]",),
     ),
     Mutant(
+        "a group of blocks is skipped if its last block has no rows",
+        "ops/experts.py",
+        "each[0] < ends[-1], multiply",
+        "each[0] + group <= ends[-1], multiply",
+        ("tests/ops/test_experts_by_groups.py::test_rows_meet_their_own_expert[three groups]",),
+    ),
+    Mutant(
         "an expert's gates and ups change places in the form of all experts",
         "families/experts.py",
         'for part in match[2].split("_")]',
