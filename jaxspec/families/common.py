@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxspec.families.base import LazyTensor, ParamMapping, Shape
 from jaxspec.families.ropes import read_one_rope, write_scaling
-from jaxspec.families.settings import COUNT, FACTOR, NOT_NEGATIVE, POSITIVE, SIZE, TEXT, SettingError
+from jaxspec.families.settings import COUNT, MULTIPLIER, NOT_NEGATIVE, POSITIVE, SIZE, TEXT, SettingError
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.ops.rope import Rope
 
@@ -299,7 +299,7 @@ _GGUF_YARN = {
 FURTHER_SETTINGS = {
     **dict.fromkeys(("attention.value_length", "rope.dimension_count"), SIZE),
     **dict.fromkeys(("attention.sliding_window", "expert_count"), COUNT),
-    **dict.fromkeys(("attention.scale", "residual_scale", "embedding_scale", "logit_scale"), FACTOR),
+    **dict.fromkeys(("attention.scale", "residual_scale", "embedding_scale", "logit_scale"), MULTIPLIER),
     "rope.scaling.type": TEXT,
     **dict.fromkeys(("rope.scaling.factor", "rope.scale_linear"), NOT_NEGATIVE),
     **{f"rope.scaling.{key}": setting for key, setting in _GGUF_YARN.items()},

@@ -98,7 +98,7 @@ def test_a_product_by_expert_skips_rows_of_zeros(pack, live):
 
 @pytest.mark.parametrize(("batch", "time", "slots"), [(3, 5, 40), (2, 5, 300), (1, 70, 140)])
 def test_attention_skips_tokens_below_position_zero(batch, time, slots):
-    """Histories of less than a part, of several, and with more queries than a thread takes at once."""
+    """Histories of less than a part, of several, and, with sinks, more queries than a thread takes at once."""
     heads, group, width = 2, 2, 16
     normal = lambda *shape: jnp.asarray(RNG.normal(size=shape), jnp.float32)  # noqa: E731
     lengths = jnp.asarray(np.linspace(slots // 3, slots, batch), jnp.int32)
@@ -108,16 +108,17 @@ def test_attention_skips_tokens_below_position_zero(batch, time, slots):
     hidden[-1, -1] = batch > 1
     fresh, cache = normal(2, batch, time, heads, width), normal(2, 1, batch, heads, slots, width)
     queries, mask = normal(batch, time, heads, group, width), np.tril(np.ones((time, time), bool)) & ~hidden[:, None]
-    run = jax.jit(lambda at: _attend(queries, fresh, at, jnp.asarray(mask), cache, lengths))
+    sinks = normal(heads, group) if time > 5 else jnp.zeros((0, 0), jnp.float32)
+    run = jax.jit(lambda at: _attend(queries, fresh, at, jnp.asarray(mask), cache, lengths, sinks))
     found, whole = (np.asarray(run(jnp.asarray(at, jnp.int32))) for at in (np.where(hidden, -1, positions), positions))
     np.testing.assert_array_equal(found[~hidden], whole[~hidden])
     assert not found[hidden].any() and whole[hidden].any()
 
 
-def _attend(queries, fresh, positions, mask, cache, lengths):
+def _attend(queries, fresh, positions, mask, cache, lengths, sinks):
     call = jax.ffi.ffi_call(ATTENTION, jax.ShapeDtypeStruct(queries.shape, jnp.float32))
     none, layer = jnp.zeros((0, 0), jnp.int32), jnp.int32(0)
-    arrays = queries, *fresh, positions, mask, *cache, lengths, none, layer
+    arrays = queries, *fresh, positions, mask, *cache, lengths, none, layer, sinks
     return call(*arrays, window=np.int64(0), scale=np.float32(0.3))
 
 
