@@ -95,7 +95,7 @@ NUMBER = number(-_LARGEST, _LARGEST, "a number that float32 holds")
 NOT_NEGATIVE = Setting(
     "a number of at least 0 that float32 holds", lambda x: type(x) in (int, float) and 0 <= x < _LARGEST
 )
-# Beyond such bounds a value is damaged, and a model with it writes nonsense. Published multipliers are from 0.0078 to 78.
+# Beyond such bounds a value is damaged, and a model with it writes nonsense. Published multipliers: 0.0078 to 78.
 EPSILON = number(_SMALLEST, 0.0101, "a number above 0, and at most 0.01 (published models have 1e-6 to 1e-5)")
 MULTIPLIER = number(0.99e-6, 1.001e6, "a number from 1e-6 to 1e6")
 FLAG = Setting("true or false", lambda x: isinstance(x, bool))
