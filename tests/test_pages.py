@@ -14,8 +14,8 @@ from tests._fixtures import examples
 from tests._fixtures.contract_tests import VARIANT_TESTS
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
-# Several processes: `tests/sharding/test_hosts.py` and `tests/serving/test_app.py` run them.
-NOT_RUN = {"guides/hosts.md", "guides/serving.md"}
+# Several processes: `tests/sharding/test_hosts.py`, `tests/serving/test_app.py` and `test_ray_cluster.py` run them.
+NOT_RUN = {"guides/hosts.md", "guides/many-machines.md", "guides/serving.md"}
 CLASSES = {"guides/your-drafter.md", "guides/your-verifier.md"}  # run below
 SLOW = {
     "guides/drafters.md",

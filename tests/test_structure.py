@@ -56,6 +56,7 @@ BY_STRING = {
     "heads/base.py": "the parts of a head, below its own folder",
     "grammar/automaton.py": "the libraries of an extra",
     "rl/contract.py": "the classes of tunix, if it is installed",
+    "serving/ray.py": "the libraries of an extra",
     "bench/peers/worker.py": "the engine that a worker is started for",
 }
 

@@ -13,7 +13,7 @@ from jaxspec.cli.options import DEFAULT_MODEL, DrafterOption, DtypeOption, Kerne
 from jaxspec.cli.processes import PROCESSES, DeadlineOption, Processes
 
 if TYPE_CHECKING:
-    from jaxspec.serving.completion import Outcome
+    from jaxspec.serving.rows import Outcome
 
 # Groups of options that this command shares with `jaxspec generate`.
 _DECODING = ("Sampling", "Length and end", "Choice of tokens", "Grammar")

@@ -84,11 +84,13 @@ def run(options: Options) -> None:
 
 
 def _serve(options: Options, uvicorn: Any, build_app: Callable[..., Any]) -> None:
+    from jaxspec.serving.kinds import warm
+
     name = options.name or os.path.basename(options.model.rstrip("/")) or options.model
     key = os.environ.get(_KEY) or None
     with contextlib.closing(_listen(options.host, options.port)) as listening, _engine(options) as engine:
         app = build_app(engine, model=name, api_key=key, timeout=options.timeout)
-        _warm(engine)
+        warm(engine)
         host, port = listening.getsockname()[:2]
         at = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(f"serving {name} at {at}, drafter {options.drafter}, {engine.slots} slots of {engine.capacity} tokens")
@@ -141,18 +143,6 @@ def _engine(options: Options) -> "Engine":
     if options.deadline is not None:
         sizes["deadline"] = options.deadline
     return Engine(target, drafter, **sizes)
-
-
-def _warm(engine: "Engine") -> None:
-    """Compiles the program of plain requests, and asks for those of the other usual kinds."""
-    from jaxspec.serving.kinds import usual_kinds
-
-    tokenizer = engine.decoder.tokenizer
-    plain, *others = usual_kinds(tokenizer)
-    engine.submit(tokenizer.encode("a") or [0], **{**plain, "max_new_tokens": 2, "stop_tokens": ()}).result()
-    for kind in others:
-        with contextlib.suppress(TypeError, ValueError, ImportError):  # what cannot be, a request hears of
-            engine.prepare([kind])
 
 
 def _server_of(uvicorn: Any, app: Any, config: Any) -> Any:

@@ -30,3 +30,8 @@ with _epy.lazy_api_imports(globals()):
         Piece as Piece,
         QueueFullError as QueueFullError,
     )
+    from jaxspec.serving.ray import (
+        Completer as Completer,
+        build_serve as build_serve,
+        complete_files as complete_files,
+    )

@@ -83,6 +83,7 @@ def build_app(
             Route("/", server.page, methods=["GET"]),
             Route("/health", server.health, methods=["GET"]),
             Route("/version", server.version, methods=["GET"]),
+            Route("/live", server.live, methods=["GET"]),
             Route("/load", server.load, methods=["GET"]),
             Route("/metrics", server.metrics, methods=["GET"]),
             Route("/openapi.json", server.openapi, methods=["GET"]),
@@ -135,6 +136,9 @@ class _Server:
 
     async def health(self, request: Request) -> Response:
         return Response(status_code=200 if self._engine.ready and not request.app.state.draining else 503)
+
+    async def live(self, request: Request) -> Response:
+        return Response(status_code=200 if self._engine.open else 503)
 
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": __version__})

@@ -5,28 +5,24 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import filelock
 
 from jaxspec.core.typed import typed
 from jaxspec.decoding.hints import refuse_unknown
-from jaxspec.io.files import as_path, decode_text, json_value, reading, write_text
+from jaxspec.io.files import as_path, decode_text, reading, write_text
 from jaxspec.io.manifest import sha256
 from jaxspec.serving.batch import BatchRequest, failed, is_batch
 from jaxspec.serving.engine import Engine
 from jaxspec.serving.handle import Handle
-from jaxspec.text.result import TextResult, listed_alternatives
+from jaxspec.serving.rows import Outcome, answer_of, read_row
 
 # Requests that are queued ahead, for each slot: enough that none is ever free.
 _AHEAD = 4
-_ID = re.compile(r"\d{1,10}", re.ASCII)
-# What a row becomes: a result, the answer to a request of a batch, or the error of a row that failed.
-Outcome: TypeAlias = TextResult | dict[str, Any] | Exception
 # The errors of one request, which leave the others alone.
 _OF_REQUEST = (TypeError, ValueError, FloatingPointError, TimeoutError)
 
@@ -130,7 +126,7 @@ def complete_file(
         done = _resume(part, said, len(lines))
         report = progress or (lambda *_: None)
         report(len(done), len(lines), None)
-        rows = (_row(line, index) for index, line in enumerate(lines[len(done) :], len(done)))
+        rows = (read_row(line, index) for index, line in enumerate(lines[len(done) :], len(done)))
         with part.open("ab") as file:
             for index, result in enumerate(complete(engine, rows, **options), len(done)):
                 written = json.dumps(_answer(index, lines[index], result), ensure_ascii=False)
@@ -236,32 +232,10 @@ def _resume(part: Path, said: Mapping[str, str], count: int) -> list[str]:
     return answers
 
 
-def _row(line: str, index: int) -> Mapping[str, Any] | Exception:
-    try:
-        row = json_value(line)
-    except (ValueError, RecursionError) as error:
-        return ValueError(f"line {index + 1} is no JSON: {error}")
-    if not isinstance(row, dict):
-        return ValueError(f"line {index + 1} must be a JSON object, got {type(row).__name__}")
-    if isinstance(biases := row.get("logit_bias"), dict):  # names in JSON are texts
-        row["logit_bias"] = {int(one) if _ID.fullmatch(one) else one: bias for one, bias in biases.items()}
-    return {name: value for name, value in row.items() if name != "id"}
-
-
 def _answer(index: int, line: str, result: Outcome) -> dict[str, Any]:
     if isinstance(result, dict):
         return result
     found: dict[str, Any] = {"index": index}
     with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):  # the row has none
         found["id"] = json.loads(line)["id"]
-    if isinstance(result, Exception) or result.error is not None:
-        return found | {"error": str(result) if isinstance(result, Exception) else result.error}
-    return found | {
-        "text": result.text,
-        "stop_reason": result.stop_reason,
-        "token_ids": list(result.token_ids),
-        "prompt_tokens": result.prompt_tokens,
-        "seed": result.seed,
-        "tokens_per_round": round(float(result.mean_acceptance_length), 3),
-        **({"alternatives": listed_alternatives(result)} if result.alternatives else {}),
-    }
+    return found | answer_of(result)

@@ -233,9 +233,12 @@ def document(*, vocab_size: int, capacity: int, keyed: bool) -> dict[str, Any]:
     model["responses"]["404"] = _answer(KINDS[404], _json("Error"))
     health = operation("Says whether requests are taken.", _answer("They are."), guarded=False)
     health["responses"]["503"] = _answer("They are not.")
+    live = operation("Says whether the server works, also before it stops.", _answer("It does."), guarded=False)
+    live["responses"]["503"] = _answer("It does not: start another one.")
     get = {
         "/": operation("Shows a page to chat with.", _answer("The page.", {"text/html": _TEXT}), guarded=False),
         "/health": health,
+        "/live": live,
         "/load": operation("Counts requests.", _answer("The number.", _json("Load")), guarded=False),
         "/metrics": operation("Counts for Prometheus.", _answer("The counts.", {"text/plain": _TEXT}), guarded=False),
         "/openapi.json": operation(

@@ -25,6 +25,7 @@ NEVER, SILENT = (object,), "is silent"
 # Functions that need files, another package or another process; their tests make wrong calls.
 ELSEWHERE = {f"foreign.from_{name}" for name in ("bonsai", "easydel", "gemma", "keras_hub", "tunix")}
 ELSEWHERE |= {"complete", "serving.complete_file", "serving.build_app"}
+ELSEWHERE |= {"serving.Completer", "serving.complete_files", "serving.build_serve"}
 ELSEWHERE |= {"adopt", "foreign.for_heads", "generate", "heads.eagle.write_eagle", "init", "load", "load_drafter"}
 ELSEWHERE |= {"load_head", "nn.from_qwix", "save", "sharding.join", "step", "stream", "training.train"}
 ELSEWHERE |= {"use_program_cache"}

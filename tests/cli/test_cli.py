@@ -100,6 +100,7 @@ def test_the_first_screen_needs_no_jax():
         "generate",
         "complete",
         "serve",
+        "manifests",
         "models",
         "info",
         "data",

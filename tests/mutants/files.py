@@ -335,7 +335,7 @@ MUTANTS = (
     ),
     Mutant(
         "a row that is too deep ends the file",
-        "serving/completion.py",
+        "serving/rows.py",
         "except (ValueError, RecursionError) as error:",
         "except ValueError as error:",
         ("tests/serving/test_completion.py::test_a_strange_row_ends_no_other",),

@@ -166,7 +166,7 @@ def test_models_tokens_and_the_page(client, engine):
 def test_a_server_that_is_about_to_stop_refuses_requests(engine):
     app = build_app(engine, model="small")
     app.state.draining = True
-    assert TestClient(app).get("/health").status_code == 503
+    assert [TestClient(app).get(path).status_code for path in ("/health", "/live")] == [503, 200]
     answer = TestClient(app).post(COMPLETIONS, json={"prompt": "a"})
     assert problem(answer) == (503, None) and answer.headers["retry-after"]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.serving import batch, complete_file, completion
+from jaxspec.serving import batch, complete_file, rows
 from jaxspec.serving.handle import Handle
 from tests._fixtures import scripted, text_models
 
@@ -124,7 +124,7 @@ def test_alternatives_of_a_line_are_in_its_answer(engine, tmp_path):
 
 def test_biases_of_a_line_are_of_token_ids():
     line = '{"prompt": "a", "id": 3, "logit_bias": {"5": 1, "x": 2}}'
-    assert completion._row(line, 0) == {"prompt": "a", "logit_bias": {5: 1, "x": 2}}
+    assert rows.read_row(line, 0) == {"prompt": "a", "logit_bias": {5: 1, "x": 2}}
 
 
 def test_prompts_are_not_replaced_by_their_answers(engine, source, tmp_path):

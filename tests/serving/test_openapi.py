@@ -54,7 +54,7 @@ def test_the_paths_are_those_of_the_server(client):
 def test_a_server_with_a_key_says_where_it_is_needed():
     found = made(keyed=True)
     free = {path for path, one in found["paths"].items() for way in one.values() if way.get("security") == []}
-    assert free == {"/", "/health", "/load", "/metrics", "/openapi.json", "/version"}
+    assert free == {"/", "/health", "/live", "/load", "/metrics", "/openapi.json", "/version"}
     assert all(
         "401" in way["responses"] for path in found["paths"].keys() - free for way in found["paths"][path].values()
     )
