@@ -25,6 +25,7 @@ from jaxspec.families.settings import SettingError, check_saved, settings_of
 from jaxspec.io.files import FileFormatError, as_path, check_fields, read_json, reading
 from jaxspec.io.manifest import check_digests, with_digests
 from jaxspec.nn.config import ExpertsConfig, TransformerConfig
+from jaxspec.nn.experts import ClampedGate
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.nn.network import kind_of, packed_weights
 from jaxspec.nn.transformer import Transformer
@@ -220,8 +221,10 @@ def _config(path: Path, manifest: dict[str, Any]) -> TransformerConfig:
 
 
 def _experts(values: dict[str, Any]) -> ExpertsConfig:
-    lists: dict[str, Any] = {"dense_layers": tuple(values["dense_layers"])}
-    return ExpertsConfig(**(values | lists))
+    clamped = values.get("clamped")
+    objects: dict[str, Any] = {"dense_layers": tuple(values["dense_layers"])}
+    objects |= {"clamped": None if clamped is None else ClampedGate(**clamped)}
+    return ExpertsConfig(**(values | objects))
 
 
 def _rope(values: dict[str, Any]) -> Rope:

@@ -106,6 +106,7 @@ def _check_places(path: Path, entries: dict[str, Entry], size: int) -> None:
 
 # The dtypes of quantized weights; the NumPy reader of `safetensors` does not know all of them.
 _DTYPES = {
+    "U8": np.uint8,
     "I8": np.int8,
     "I32": "<i4",
     "I64": "<i8",

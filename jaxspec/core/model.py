@@ -7,6 +7,7 @@ A model is a pytree: its arrays are leaves, everything else is static, so it goe
 import dataclasses
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
+import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
@@ -17,6 +18,9 @@ from jaxspec.core.validate import shown
 
 CacheKernels = Literal["xla", "pallas"]
 Kernels = CacheKernels | Literal["native"]
+
+# The id of a fed token that nothing needs (`ModelTraits.skips_padding`).
+PADDING = -1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,8 @@ class ModelTraits:
       hidden_sizes: the number of layers and the width of their inputs, if heads can read those inputs and the model has
         the `embed` and `normalize` of a `LanguageModel`; else `None`.
       tokenizer: the `jaxspec.Tokenizer` of the vocabulary, or `None`.
+      skips_padding: whether a fed token may be `PADDING`, which costs nothing. No other token sees it, its outputs are
+        undefined, and its entries are stale or cut.
 
     Raises:
       ValueError: a number of tokens is not a positive integer.
@@ -59,12 +65,13 @@ class ModelTraits:
     cache_type: type | None = None
     hidden_sizes: tuple[int, int] | None = None
     tokenizer: Any = None
+    skips_padding: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("prompt_chunk", self.prompt_chunk), ("pass_tokens", self.pass_tokens)):
             if (name == "prompt_chunk" or value is not None) and (type(value) is not int or value < 1):
                 raise ValueError(f"{name} of a model must be a positive integer, got {shown(value)}")
-        check_fields(self, "takes_trees", "rewinds", "resumes", "kernels", "hidden_sizes")
+        check_fields(self, "takes_trees", "rewinds", "resumes", "kernels", "hidden_sizes", "skips_padding")
 
 
 @runtime_checkable
@@ -226,7 +233,7 @@ class Model(Protocol):
         """Scores fresh tokens that follow the cached ones.
 
         Args:
-          tokens: the fed tokens, `[b, t]` int32.
+          tokens: the fed tokens, `[b, t]` int32; `PADDING` only if `traits.skips_padding`.
           cache: the history, from `init_cache`; row `b` holds `cache.length[b]` tokens.
           mask: for trees, whether each fed token sees each other one, `[b, t, u]` bool; `None` is causal. Every fed
             token sees the whole history.
@@ -316,6 +323,11 @@ class WrappedModel:
 
     def __call__(self, tokens: Int[Array, "b t"], cache: Any, **options: Any) -> ModelOutput:
         return self.model(tokens, cache, **options)
+
+
+def only(model: Model, live: Bool[Array, "#b t"], tokens: Int[Array, "b t"]) -> Int[Array, "b t"]:
+    """Replaces tokens that are not live with `PADDING`, if the model skips it."""
+    return jnp.where(live, tokens, PADDING) if model.traits.skips_padding else tokens
 
 
 def kind_given(value: object) -> str:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxspec.core.model import Cache, Model
+from jaxspec.core.model import Cache, Model, only
 from jaxspec.core.pytree import register_dataclass
 
 # A drafter lacks few tokens, and many processors compute a few in the time of one.
@@ -135,14 +135,16 @@ class Chunks:
     ) -> tuple[Cache, tuple[Float[Array, "b s d"], ...], Float[Array, "b t v"]]:
         """Does what `feed` does, and returns the logits too; nothing computes them where they are not used."""
         model, chunk, slots, start = self.model, self.size, self.tokens.shape[1], self.start(index)
+        numbers = jnp.arange(chunk, dtype=jnp.int32)[None]
         if self.held is None:
             cache = before_chunk(model, cache, jnp.full_like(self.goal, start))
-            piece = jax.lax.dynamic_slice_in_dim(self.tokens, start, chunk, axis=1)
+            piece, at = jax.lax.dynamic_slice_in_dim(self.tokens, start, chunk, axis=1), start[None]
         else:
             at = jnp.minimum(self.held + index * chunk, slots - chunk)
             cache = cache.truncate(at)
-            piece = jnp.take_along_axis(self.tokens, at[:, None] + jnp.arange(chunk, dtype=jnp.int32)[None], axis=1)
-        output = model(piece, cache, capture=self.capture)
+            piece = jnp.take_along_axis(self.tokens, at[:, None] + numbers, axis=1)
+        wanted = at[:, None] + numbers < self.goal[:, None]
+        output = model(only(model, wanted, piece), cache, capture=self.capture)
         hidden = tuple(
             jax.lax.dynamic_update_slice_in_dim(buffer, new, start, axis=1)
             for buffer, new in zip(hidden, output.hidden, strict=True)
@@ -206,7 +208,8 @@ def catch_up(model: Model, tokens: Int[Array, "b s"], cache: Cache, goal: Int[Ar
         start = jnp.minimum(held, slots - chunk)  # as in `prefill`: some tokens may be fed twice
         window = start[:, None] + jnp.arange(chunk, dtype=jnp.int32)[None]
         cache = cache.truncate(start)
-        output = model(jnp.take_along_axis(tokens, window, axis=1), cache)
+        wanted = window < jnp.maximum(held, goal)[:, None]
+        output = model(only(model, wanted, jnp.take_along_axis(tokens, window, axis=1)), cache)
         cache = cache.append(output.entries)
         return cache.truncate(jnp.maximum(held, jnp.minimum(cache.length, goal)))
 

@@ -24,7 +24,7 @@ from jaxspec.core import processing
 from jaxspec.core.bit_exact import by_position, check_whole
 from jaxspec.core.compiler import traced_for
 from jaxspec.core.leading import count_leading
-from jaxspec.core.model import Model, ModelOutput, ResumableModel, check_entries
+from jaxspec.core.model import Model, ModelOutput, ResumableModel, check_entries, only
 from jaxspec.core.native_sampling import log_sum_exp
 from jaxspec.core.parts import argmax, parts_of
 from jaxspec.core.pytree import register_dataclass
@@ -125,7 +125,9 @@ class Round:
             assert isinstance(target, ResumableModel), "a drafter of partial passes checks that the target resumes them"
             check_whole(target)
             return target.resume(proposal.partial, context.cache, **options)
-        return target(jnp.concatenate([context.last, proposal.tokens], axis=1), context.cache, **options)
+        live = jnp.concatenate([context.active[:, None], proposal.valid], axis=1)
+        tokens = jnp.concatenate([context.last, proposal.tokens], axis=1)
+        return target(only(target, live, tokens), context.cache, **options)
 
     def judge(self, rng: Rng, proposal: Proposal, output: ModelOutput, context: Context, most: int) -> Verified:
         """Verifies a proposal given the pass over it; pads the results to `most` drafts."""

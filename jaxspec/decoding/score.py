@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from jaxspec.core import check_policy, processing, validate
 from jaxspec.core.bit_exact import as_bit_exact, by_position
 from jaxspec.core.compiler import traced_for
-from jaxspec.core.model import Cache, Model
+from jaxspec.core.model import Cache, Model, only
 from jaxspec.core.native_sampling import log_sum_exp
 from jaxspec.core.prefill import after_chunk, before_chunk, in_chunks
 from jaxspec.core.programs import Kept
@@ -117,7 +117,7 @@ def _score(
         cache, states, scores = carry
         at = start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
         take = lambda places: jnp.take_along_axis(tokens, places, axis=1, mode="clip")  # noqa: E731
-        output = model(take(at), cache)
+        output = model(only(model, at + 1 < length[:, None], take(at)), cache)
         following, fixed = take(at + 1), model.traits.pass_tokens
         own = jnp.arange(at.shape[0], dtype=jnp.int32)[:, None]
         pick = lambda values: jnp.take_along_axis(values, following[..., None], axis=2)[..., 0]  # noqa: E731

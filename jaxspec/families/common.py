@@ -9,23 +9,18 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxspec.families.base import LazyTensor, ParamMapping, Shape
-from jaxspec.families.settings import COUNT, NOT_NEGATIVE, POSITIVE, SIZE, TEXT, SettingError
+from jaxspec.families.ropes import read_one_rope, write_scaling
+from jaxspec.families.settings import COUNT, MULTIPLIER, NOT_NEGATIVE, POSITIVE, SIZE, TEXT, SettingError
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.ops.rope import Rope, RopeScaling
+from jaxspec.ops.rope import Rope
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 LLAMA_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 
 Activation = Literal["silu", "gelu_tanh"]
 MapNorm = Callable[[tuple[str, ...], str, int], ParamMapping]
-# The settings of sizes that have no relation to others, and those of the rotary embedding.
+# The settings of sizes that have no relation to others.
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-ROPE_DEFAULTS = {
-    "rope_theta": 10_000.0,
-    **dict.fromkeys(("rope_scaling", "rope_parameters")),
-    **dict.fromkeys(("original_max_position_embeddings", "partial_rotary_factor")),
-}
-_KINDS = "default, linear, dynamic, llama3, yarn, longrope"
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -38,7 +33,7 @@ def read_gated_config(
     config: Mapping[str, Any],
     *,
     windows: tuple[int | None, ...],
-    ropes: tuple[Rope, ...] | None = None,
+    ropes: tuple[Rope | None, ...] | None = None,
     activation: str = "hidden_act",
     **options: Any,
 ) -> TransformerConfig:
@@ -64,8 +59,8 @@ def read_gated_config(
         )
     if head_size % 2:
         raise SettingError("head_dim", f"expected an even number, whose halves are rotated, got {head_size}")
-    each: tuple[Rope, ...] = (_read_one_rope(config),) * layers if ropes is None else ropes
-    for scaling in {rope.scaling for rope in each if rope.scaling}:
+    each: tuple[Rope | None, ...] = (read_one_rope(config),) * layers if ropes is None else ropes
+    for scaling in {rope.scaling for rope in each if rope and rope.scaling}:
         if scaling.kind == "longrope" and len(scaling.factors) != head_size // 2:
             problem = f"expected {head_size // 2} factors, one for each pair of a head, got {len(scaling.factors)}"
             raise SettingError("rope_scaling", problem)
@@ -138,103 +133,6 @@ def read_windows(kinds: Sequence[str], window: int | None, layers: int) -> tuple
     return tuple(window if kind == LOCAL else None for kind in kinds)
 
 
-def read_rope(
-    config: Mapping[str, Any], settings: Mapping[str, Any], place: str, theta_key: str = "rope_theta"
-) -> Rope:
-    """Reads a rotary embedding.
-
-    Args:
-      config: all settings of the family.
-      settings: the contents of `rope_scaling`, or of `rope_parameters` as transformers 5 writes them.
-      place: the name of `settings`, for errors.
-      theta_key: the setting of `config` that holds the base if `settings` does not.
-
-    Raises:
-      SettingError: it is not supported.
-    """
-    found = {key: x for key, x in settings.items() if x is not None}
-    theta, longest = float(found.get("rope_theta", config[theta_key])), config["max_position_embeddings"]
-    if found.get("partial_rotary_factor", config["partial_rotary_factor"]) not in (1.0, None):
-        raise SettingError(f"{place}.partial_rotary_factor", "partial rotary embedding (not 1) is not supported")
-    kind = found.get("rope_type", found.get("type"))
-    if kind is None and "factor" in found:
-        raise SettingError(f"{place}.rope_type", f"rotary settings with a factor lack it; supported: {_KINDS}")
-    length = config["original_max_position_embeddings"] or found.get("original_max_position_embeddings", longest)
-
-    def need_of_rope(key: str) -> Any:
-        if key not in found:
-            raise SettingError(f"{place}.{key}", f"rotary settings of the type {kind} lack it")
-        return found[key]
-
-    match kind:
-        case "default" | None:
-            return Rope(theta)
-        case "linear":
-            return Rope(theta, RopeScaling("linear", float(need_of_rope("factor"))))
-        case "dynamic":
-            # Changes only texts of more than `max_position_embeddings` tokens, which the model does not take.
-            need_of_rope("factor")
-            return Rope(theta)
-        case "llama3":
-            low, high = float(need_of_rope("low_freq_factor")), float(need_of_rope("high_freq_factor"))
-            if low >= high:
-                raise SettingError(
-                    f"{place}.low_freq_factor", f"expected less than high_freq_factor, {high}, got {low}"
-                )
-            return Rope(theta, RopeScaling("llama3", float(need_of_rope("factor")), low, high, length))
-        case "yarn":
-            return Rope(theta, _read_yarn(settings, found, longest, length))
-        case "longrope":
-            # One choice for all texts: a text's earlier keys could not be rotated again when it becomes longer.
-            factors = need_of_rope("long_factor" if longest > length else "short_factor")
-            factor = float(found.get("factor", longest / length))
-            attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(length))
-            attention = float(found.get("attention_factor", attention))
-            return Rope(
-                theta,
-                RopeScaling(
-                    "longrope",
-                    factor,
-                    original_context_length=length,
-                    attention_factor=attention,
-                    factors=tuple(map(float, factors)),
-                ),
-            )
-        case _:
-            raise SettingError(f"{place}.rope_type", f"unsupported {kind!r}; supported: {_KINDS}")
-
-
-def _read_yarn(
-    settings: Mapping[str, Any], found: Mapping[str, Any], longest: int, original_length: int
-) -> RopeScaling:
-    """Reads YaRN's scaling from `settings`, which without nulls are `found`."""
-    factor = float(found.get("factor", longest / original_length))
-
-    def amplify(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-    attention = amplify(1.0)
-    if found.get("mscale") and found.get("mscale_all_dim"):
-        attention = amplify(found["mscale"]) / amplify(found["mscale_all_dim"])
-    return RopeScaling(
-        "yarn",
-        factor,
-        original_context_length=original_length,
-        attention_factor=float(found.get("attention_factor", attention)),
-        beta_fast=float(found.get("beta_fast") or 32),
-        beta_slow=float(found.get("beta_slow") or 1),
-        # As in transformers, a null is false, unlike a missing setting.
-        truncate=bool(settings.get("truncate", True)),
-    )
-
-
-def _read_one_rope(config: Mapping[str, Any]) -> Rope:
-    """Reads the rotary embedding of all layers, in the older format or that of transformers 5."""
-    # transformers reads `rope_scaling` if there are both.
-    place = "rope_scaling" if config["rope_scaling"] else "rope_parameters"
-    return read_rope(config, config[place] or {}, place)
-
-
 def write_llama_config(config: TransformerConfig) -> dict[str, Any]:
     """Returns a decoder's sizes and rotary embedding as a `config.json` of Llama.
 
@@ -256,25 +154,10 @@ def write_llama_config(config: TransformerConfig) -> dict[str, Any]:
         "rms_norm_eps": config.norm_eps,
         "max_position_embeddings": config.context_length,
         "rope_theta": rope.theta,
-        "rope_scaling": None if rope.scaling is None else _write_scaling(rope.scaling),
+        "rope_scaling": None if rope.scaling is None else write_scaling(rope.scaling),
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     }
-
-
-def _write_scaling(scaling: RopeScaling) -> dict[str, Any]:
-    written = {"rope_type": scaling.kind, "factor": scaling.factor}
-    match scaling.kind:
-        case "llama3":
-            names = {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
-        case "yarn":
-            names = {key: getattr(scaling, key) for key in ("attention_factor", "beta_fast", "beta_slow", "truncate")}
-        case "longrope":
-            factors = list(scaling.factors)
-            names = {"attention_factor": scaling.attention_factor, "short_factor": factors, "long_factor": factors}
-        case _:
-            return written
-    return written | names | {"original_max_position_embeddings": scaling.original_context_length}
 
 
 def map_tensor(path: tuple[str, ...], name: str, shape: Shape) -> ParamMapping:
@@ -313,6 +196,10 @@ def map_attention(
         for own, theirs, rows in (("query", "q", query_rows), ("key", "k", key_rows)):
             size = rows if config.norm_all_heads else config.head_dim
             yield norm((*path, f"{own}_norm", "scale"), f"{name}.{theirs}_norm.weight", size)
+    if config.sinks:
+        heads = config.num_kv_heads, config.queries_per_kv_head
+        sinks = ((f"{name}.sinks", (config.num_heads,)),)
+        yield ParamMapping((*path, "sinks"), sinks, lambda x: x.reshape(heads), is_norm=True)
     yield map_tensor((*path, "output", "kernel"), f"{name}.o_proj.weight", (config.width, query_rows))
     if config.output_bias:
         yield map_tensor((*path, "output", "bias"), f"{name}.o_proj.bias", (config.width,))
@@ -412,6 +299,7 @@ _GGUF_YARN = {
 FURTHER_SETTINGS = {
     **dict.fromkeys(("attention.value_length", "rope.dimension_count"), SIZE),
     **dict.fromkeys(("attention.sliding_window", "expert_count"), COUNT),
+    **dict.fromkeys(("attention.scale", "residual_scale", "embedding_scale", "logit_scale"), MULTIPLIER),
     "rope.scaling.type": TEXT,
     **dict.fromkeys(("rope.scaling.factor", "rope.scale_linear"), NOT_NEGATIVE),
     **{f"rope.scaling.{key}": setting for key, setting in _GGUF_YARN.items()},

@@ -26,7 +26,6 @@ from jaxspec.families.common import (
     GGUF_TENSORS,
     LLAMA_ARCHITECTURE,
     LLAMA_NORMS,
-    ROPE_DEFAULTS,
     SIZES,
     map_gated_params,
     map_mlp,
@@ -37,6 +36,7 @@ from jaxspec.families.common import (
     read_rope_scaling,
     restore_rotated,
 )
+from jaxspec.families.ropes import ROPE_DEFAULTS
 from jaxspec.families.settings import SettingError
 from jaxspec.nn.config import ExpertsConfig, TransformerConfig
 

@@ -12,17 +12,16 @@ from jaxspec.families.common import (
     GGUF_TENSORS,
     GLOBAL,
     LOCAL,
-    ROPE_DEFAULTS,
     SIZES,
     divided,
     map_gated_params,
     map_norm,
     need,
     read_gated_config,
-    read_rope,
     read_rope_scaling,
     read_windows,
 )
+from jaxspec.families.ropes import ROPE_DEFAULTS, read_rope
 from jaxspec.families.settings import SettingError
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.ops.rope import Rope

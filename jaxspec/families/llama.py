@@ -15,7 +15,6 @@ from jaxspec.families.common import (
     LLAMA_ARCHITECTURE,
     LLAMA_NORMS,
     LOCAL,
-    ROPE_DEFAULTS,
     SIZES,
     map_gated_params,
     need,
@@ -25,6 +24,7 @@ from jaxspec.families.common import (
     restore_rotated,
     write_llama_config,
 )
+from jaxspec.families.ropes import ROPE_DEFAULTS
 from jaxspec.nn.config import TransformerConfig
 
 _ROTATED = re.compile(r"\.([qk])_proj\.")

@@ -95,7 +95,7 @@ NUMBER = number(-_LARGEST, _LARGEST, "a number that float32 holds")
 NOT_NEGATIVE = Setting(
     "a number of at least 0 that float32 holds", lambda x: type(x) in (int, float) and 0 <= x < _LARGEST
 )
-# Beyond such bounds a value is damaged, and a model with it writes nonsense.
+# Beyond such bounds a value is damaged, and a model with it writes nonsense. Published multipliers: 0.0078 to 78.
 EPSILON = number(_SMALLEST, 0.0101, "a number above 0, and at most 0.01 (published models have 1e-6 to 1e-5)")
 MULTIPLIER = number(0.99e-6, 1.001e6, "a number from 1e-6 to 1e6")
 FLAG = Setting("true or false", lambda x: isinstance(x, bool))
@@ -155,6 +155,11 @@ SETTINGS: dict[str, Setting] = {
     "mlp_only_layers": list_of(COUNT, "numbers of layers").or_null(),
     "norm_topk_prob": FLAG.or_null(),
     "clip_qkv": MULTIPLIER.or_null(),
+    **dict.fromkeys(("swiglu_alpha", "swiglu_limit"), MULTIPLIER.or_null()),
+    **dict.fromkeys(("embedding_multiplier", "attention_multiplier"), MULTIPLIER.or_null()),
+    **dict.fromkeys(("residual_multiplier", "logits_scaling"), MULTIPLIER.or_null()),
+    "no_rope_layers": list_of(integer(0, 1), "0 and 1").or_null(),
+    "no_rope_layer_interval": SIZE.or_null(),
     "eos_token_id": IDS.or_null(),
 }
 
@@ -179,6 +184,8 @@ _SAVED_EXPERTS = {
     **dict.fromkeys(("count", "per_token", "width"), SIZE),
     "normalized": FLAG,
     "dense_layers": list_of(COUNT, "numbers of layers"),
+    "clamped": table_of({"limit": MULTIPLIER, "alpha": MULTIPLIER}).or_null(),
+    "bias": FLAG,
 }
 SAVED: dict[str, Setting] = {
     **dict.fromkeys(("vocab_size", "width", "num_heads", "num_kv_heads", "head_dim", "mlp_width"), SIZE),
@@ -196,9 +203,12 @@ SAVED: dict[str, Setting] = {
     "norm_all_heads": FLAG,
     "clip_qkv": MULTIPLIER.or_null(),
     "experts": table_of(_SAVED_EXPERTS).or_null(),
+    **dict.fromkeys(("sinks", "pre_norms"), FLAG),
+    **dict.fromkeys(("residual_scale", "logit_scale"), MULTIPLIER),
 }
 # Those that models lack which were saved before there were any.
-_LATER = ("norm_all_heads", "clip_qkv", "experts")
+_LATER = ("norm_all_heads", "clip_qkv", "experts", "sinks", "clamped", "bias")
+_LATER += ("pre_norms", "residual_scale", "logit_scale")
 
 
 def check_settings(values: Mapping[str, Any], table: Mapping[str, Setting] | None = None, prefix: str = "") -> None:
@@ -230,7 +240,9 @@ def check_saved(values: Mapping[str, Any]) -> None:
     if lacking := [key for key in SAVED if key not in values and key not in _LATER]:
         raise SettingError(lacking[0], "is missing")
     check_settings(values, SAVED)
-    if (experts := values.get("experts")) and (lacking := [key for key in _SAVED_EXPERTS if key not in experts]):
+    if (experts := values.get("experts")) and (
+        lacking := [key for key in _SAVED_EXPERTS if key not in experts and key not in _LATER]
+    ):
         raise SettingError(f"experts.{lacking[0]}", "is missing")
     for layer, rope in enumerate(values["ropes"]):
         if rope is not None:

@@ -10,13 +10,20 @@ from jaxspec.families.base import Family
 from jaxspec.families.experts import MIXTRAL, OLMOE, QWEN3_MOE
 from jaxspec.families.gemma import GEMMA3
 from jaxspec.families.gpt2 import GPT2
+from jaxspec.families.gpt_oss import GPT_OSS
+from jaxspec.families.granite import GRANITE
 from jaxspec.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from jaxspec.families.olmo import OLMO2, OLMO3
 from jaxspec.families.settings import SETTINGS, SHARED, SettingError, check_settings, settings_of
+from jaxspec.families.smollm3 import SMOLLM3
 from jaxspec.io.files import read_json
 from jaxspec.nn.config import TransformerConfig
 
 # In the order in which `write_config` tries them.
-FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, GPT2, QWEN3_MOE, MIXTRAL, OLMOE)
+FAMILIES: tuple[Family, ...] = (
+    *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, GPT2, OLMO2, OLMO3, GRANITE, SMOLLM3),
+    *(QWEN3_MOE, MIXTRAL, OLMOE, GPT_OSS),
+)
 
 
 def find_family(config: Mapping[str, Any]) -> Family:

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxspec.core.compiler import kept_form
 from jaxspec.core.pytree import register_dataclass
+from jaxspec.core.sums import rounded
 from jaxspec.nn.cache import BLOCK, KVCache, LayerNumber
 
 _LOWEST = -1e30
@@ -41,12 +42,14 @@ class Fresh:
       values: the values of pending and fed tokens.
       positions: the positions of pending and fed tokens.
       mask: whether each fed token sees each of them; `None` is a chain without pending tokens.
+      sinks: each query head's sink, a score that takes weight in every softmax and adds no value; `None` without them.
     """
 
     keys: Float[Array, "b u g d"]
     values: Float[Array, "b u g d"]
     positions: Int[Array, "b u"]
     mask: Bool[Array, "b t u"] | None
+    sinks: Float[Array, "g r"] | None = None
 
     @property
     def seen(self) -> Bool[Array, "b t u"]:
@@ -83,6 +86,16 @@ class Softmax:
             jnp.zeros(queries.shape[:-1], jnp.float32),
             jnp.full(queries.shape[:-1], _LOWEST, jnp.float32),
         )
+
+    def values(self, sinks: Float[Array, "g r"] | None) -> Float[Array, "b g r t d"]:
+        """Divides the values by their weight and that of the sinks, if there are any."""
+        if sinks is None:
+            return self.weighted / self.weight[..., None]
+        sinks = sinks.astype(jnp.float32)[None, :, :, None]
+        maximum = jnp.maximum(self.maximum, sinks)
+        shrink = jnp.exp(self.maximum - maximum)
+        weight = rounded(self.weight * shrink) + jnp.exp(sinks - maximum)
+        return rounded(self.weighted * shrink[..., None]) / weight[..., None]
 
 
 def attend(
@@ -131,8 +144,7 @@ def _attend(
         jnp.einsum("btgd->bgtd", fresh.values),
         fresh.seen & within(positions, fresh.positions, window),
     )
-    out = state.weighted / state.weight[..., None]
-    return jnp.einsum("bgrtd->btgrd", out).astype(fresh.values.dtype)
+    return jnp.einsum("bgrtd->btgrd", state.values(fresh.sinks)).astype(fresh.values.dtype)
 
 
 def _over_history(

@@ -79,8 +79,7 @@ def attend_by_slot(
         state = jax.lax.fori_loop(jnp.zeros((), blocks.dtype), blocks, visit, Softmax.empty(queries))
     for later in range(-(-(_BLOCK - 1 + fresh.keys.shape[1]) // _BLOCK)):
         state = add_fed(state, (first + later)[:, None] * _BLOCK + slots[None])
-    out = state.weighted / state.weight[..., None]
-    return jnp.einsum("bgrtd->btgrd", out).astype(fresh.values.dtype)
+    return jnp.einsum("bgrtd->btgrd", state.values(fresh.sinks)).astype(fresh.values.dtype)
 
 
 def _paths(fresh: Fresh, count: int) -> tuple[Int[Array, "b n u"], Int[Array, "b #t"]]:

@@ -39,6 +39,7 @@ class NativeKVCache(KVCache):
 
         def native(queries, fresh, cache):
             positions = jnp.zeros((0, 0), jnp.int32) if cache.positions is None else cache.positions
+            sinks = jnp.zeros((0, 0)) if fresh.sinks is None else fresh.sinks
             call = jax.ffi.ffi_call(
                 ATTENTION, jax.ShapeDtypeStruct(queries.shape, jnp.float32), vmap_method="sequential"
             )
@@ -53,6 +54,7 @@ class NativeKVCache(KVCache):
                 cache.length,
                 positions,
                 jnp.asarray(layer, jnp.int32),
+                sinks.astype(jnp.float32),
                 window=np.int64(window or 0),
                 scale=np.float32(scale),
             )

@@ -201,11 +201,11 @@ def _attend(
         seen = seen & within(positions, fresh.positions, window)
         places = jnp.where(seen, jnp.arange(seen.shape[2], dtype=jnp.int32), -1)
 
-    def on_device(queries, places, length, own, fed, held):
-        options = {"layer": layer, "scale": scale, "by_path": by_path, "interpret": interpret}
+    def on_device(queries, places, length, own, fed, held, sinks):
+        options = {"layer": layer, "scale": scale, "by_path": by_path, "sinks": sinks, "interpret": interpret}
         return attention.attend(queries, fed, places, own, held, length, **options)
 
-    return _on_each_device(on_device, cache, cache.fed(fresh), (queries, places), _oldest(positions, window))
+    return _on_each_device(on_device, cache, fresh, (queries, places), _oldest(positions, window))
 
 
 def _attend_by_triton(
@@ -221,11 +221,11 @@ def _attend_by_triton(
     positions = fresh.positions[:, -queries.shape[1] :]
     seen = fresh.seen & within(positions, fresh.positions, window)
 
-    def on_device(queries, seen, length, own, fed, held):
-        found = triton.attend(queries, fed, seen, own, held, length, layer=layer, scale=scale, interpret=interpret)
-        return found.astype(queries.dtype)
+    def on_device(queries, seen, length, own, fed, held, sinks):
+        options = {"layer": layer, "scale": scale, "sinks": sinks, "interpret": interpret}
+        return triton.attend(queries, fed, seen, own, held, length, **options).astype(queries.dtype)
 
-    return _on_each_device(on_device, cache, cache.fed(fresh), (queries, seen), _oldest(positions, window))
+    return _on_each_device(on_device, cache, fresh, (queries, seen), _oldest(positions, window))
 
 
 def _rotate(
@@ -252,21 +252,23 @@ def _oldest(positions: Int[Array, "b t"], window: int | None) -> list[Array]:
 
 
 def _on_each_device(
-    on_device: Callable[..., Array], cache: _Kernels, fed: Slots, asked: tuple[Array, Array], oldest: list[Array]
+    on_device: Callable[..., Array], cache: _Kernels, fresh: Fresh, asked: tuple[Array, Array], oldest: list[Array]
 ) -> Float[Array, "b t g r d"]:
-    """Calls a kernel on each device with its rows and heads of queries, masks, keys and values."""
-    held = cache.slots()
+    """Calls a kernel on each device with its rows and heads of queries, masks, keys, values and sinks."""
+    held, fed, sinks = cache.slots(), cache.fed(fresh), [] if fresh.sinks is None else [fresh.sinks]
 
     def of_parts(queries, seen, length, *rest):
-        own, parts = (rest[0], rest[1:]) if oldest else (None, rest)
+        parts = list(rest)
+        own = parts.pop(0) if oldest else None
+        sunk = parts.pop() if sinks else None
         half = len(parts) // 2
-        return on_device(queries, seen, length, own, Slots(*parts[:half]), Slots(*parts[half:]))
+        return on_device(queries, seen, length, own, Slots(*parts[:half]), Slots(*parts[half:]), sunk)
 
     vectors = lambda x: ("batch", "kv_heads", *(None,) * (x.ndim - 2))  # noqa: E731
-    arguments = (*asked, cache.length, *oldest, *fed.parts(), *held.parts())
+    arguments = (*asked, cache.length, *oldest, *fed.parts(), *held.parts(), *sinks)
     axes = [("batch", None, "kv_heads", "queries", None), ("batch", None, None), ("batch",)]
     axes += [("batch", None)] * len(oldest) + [vectors(x) for x in fed.parts()]
-    axes += [(None, *vectors(x)[:-1]) for x in held.parts()]
+    axes += [(None, *vectors(x)[:-1]) for x in held.parts()] + [("kv_heads", "queries")] * len(sinks)
     return cache.layout.on_each(of_parts, arguments, tuple(axes), like=0)
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 from jaxspec.core import validate
 from jaxspec.core.typed import check_fields
 from jaxspec.nn.cache_by_kind import Kinds
-from jaxspec.nn.experts import ExpertsSpec
+from jaxspec.nn.experts import ClampedGate, ExpertsSpec
 from jaxspec.nn.layers import AttentionSpec, FeedForwardKind, FeedForwardSpec, LayerSpec
 from jaxspec.nn.norm import NormSpec
 from jaxspec.ops.rope import Rope
@@ -22,6 +22,8 @@ _FLAGS = (
     "post_norms",
     "tied_head",
     "norm_all_heads",
+    "sinks",
+    "pre_norms",
 )
 
 
@@ -35,6 +37,8 @@ class ExpertsConfig:
       width: the inner width of an expert.
       normalized: whether the chances of the chosen experts are divided by their sum.
       dense_layers: the layers that have one feed-forward block of `mlp_width` instead.
+      clamped: how gate and up are clamped and combined, instead of by the decoder's activation; or `None`.
+      bias: whether router and experts have biases.
 
     Raises:
       TypeError, ValueError: a field has the wrong type or is out of range.
@@ -49,13 +53,15 @@ class ExpertsConfig:
     width: int
     normalized: bool
     dense_layers: tuple[int, ...] = ()
+    clamped: ClampedGate | None = None
+    bias: bool = False
 
     def __post_init__(self):
         owner = "ExpertsConfig"
         validate.counts(owner, **{name: getattr(self, name) for name in ("count", "per_token", "width")})
         if self.per_token > self.count:
             raise ValueError(f"{owner} needs per_token of at most count={self.count}, got {self.per_token}")
-        check_fields(self, "normalized", "dense_layers")
+        check_fields(self, "normalized", "dense_layers", "clamped", "bias")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +69,8 @@ class TransformerConfig:
     """Holds the hyperparameters of a decoder-only transformer.
 
     Sizes count elements. `windows[i]` is the number of positions that layer `i` attends to, the token's own included
-    (`None`: all). `ropes[i]` is its rotary embedding (`None`: `context_length` learned absolute positions).
+    (`None`: all). `ropes[i]` is its rotary embedding (`None`: none; if all are, there are `context_length` learned
+    absolute positions). `residual_scale` multiplies what a layer adds, `logit_scale` the input of the output head.
 
     Raises:
       TypeError, ValueError: a field has the wrong type or is out of range, or fields do not fit each other.
@@ -99,9 +106,14 @@ class TransformerConfig:
     norm_all_heads: bool = False
     clip_qkv: float | None = None
     experts: ExpertsConfig | None = None
+    sinks: bool = False
+    pre_norms: bool = True
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
 
     def __post_init__(self):
-        owner, scales = "TransformerConfig", {"embedding_scale": self.embedding_scale}
+        owner = "TransformerConfig"
+        scales = {k: getattr(self, k) for k in ("embedding_scale", "residual_scale", "logit_scale")}
         scales |= {k: x for k in ("attention_scale", "clip_qkv") if (x := getattr(self, k)) is not None}
         validate.counts(owner, **{name: getattr(self, name) for name in _SIZES})
         validate.in_range(owner, norm_eps=(self.norm_eps, 0, 1), **{k: (x, 0, math.inf) for k, x in scales.items()})
@@ -119,6 +131,8 @@ class TransformerConfig:
                 raise ValueError(
                     f"{name} must have one entry per layer, got {len(getattr(self, name))} for {self.num_layers} layers"
                 )
+        if not (self.pre_norms or self.post_norms):
+            raise ValueError("a layer needs pre_norms or post_norms, got neither")
         if self.experts is not None and not (self.gated_mlp and not self.mlp_bias):
             raise ValueError("experts are gated and have no biases, got gated_mlp=False or mlp_bias=True")
 
@@ -135,7 +149,7 @@ class TransformerConfig:
     @property
     def learned_positions(self) -> bool:
         """Whether positions are learned embeddings instead of rotations."""
-        return self.ropes[0] is None
+        return all(rope is None for rope in self.ropes)
 
     @property
     def score_scale(self) -> float:
@@ -148,7 +162,14 @@ class TransformerConfig:
         norm = NormSpec(self.norm, self.norm_eps)
         each = zip(map(self._feed_forward, range(self.num_layers)), self.ropes, self.windows, strict=True)
         return tuple(
-            LayerSpec(self._attention(norm, rope, window), feed_forward, norm, self.post_norms)
+            LayerSpec(
+                self._attention(norm, rope, window),
+                feed_forward,
+                norm,
+                self.post_norms,
+                self.pre_norms,
+                self.residual_scale,
+            )
             for feed_forward, rope, window in each
         )
 
@@ -156,7 +177,16 @@ class TransformerConfig:
         own = self.experts
         if own is None or layer in own.dense_layers:
             return FeedForwardSpec(self.width, self.mlp_width, self.activation, self.gated_mlp, self.mlp_bias)
-        return ExpertsSpec(self.width, own.width, own.count, own.per_token, own.normalized, self.activation)
+        return ExpertsSpec(
+            self.width,
+            own.width,
+            own.count,
+            own.per_token,
+            own.normalized,
+            self.activation,
+            own.clamped,
+            own.bias,
+        )
 
     def _attention(self, norm: NormSpec, rope: Rope | None, window: int | None) -> AttentionSpec:
         return AttentionSpec(
@@ -173,6 +203,7 @@ class TransformerConfig:
             query_key_norm=self.query_key_norm,
             norm_all_heads=self.norm_all_heads,
             clip=self.clip_qkv,
+            sinks=self.sinks,
         )
 
     @property

@@ -7,13 +7,14 @@
 No token is dropped: an expert takes all that choose it. The chosen experts, the order of the sum and, on a CPU, each
 product depend on the token alone, so that its output does not depend on the tokens fed with it.
 
-    router              [count, width]
-    experts_gate_up     [count, 2, inner_width, width]
-    experts_down        [count, width, inner_width]
+    router              [count, width]                      with a bias [count] in some families
+    experts_gate_up     [count, 2, inner_width, width]      [count, 2, inner_width]
+    experts_down        [count, width, inner_width]         [count, width]
 """
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -24,6 +25,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
+from jaxspec.core import validate
 from jaxspec.core.parts import on_one_device, summed_on_each
 from jaxspec.core.sums import rounded, row_sum
 from jaxspec.nn.layers import ACTIVATIONS, Dense, weight
@@ -31,9 +33,41 @@ from jaxspec.ops.experts import project_by_expert
 from jaxspec.ops.packed import Axes, PackedWeight
 
 _Kernel = Float[Array, "e *out in"] | PackedWeight
+_Bias = Float[Array, "e *out"] | None
+# Takes gate and up, and returns the input of the down product.
+Gate = Callable[[Float[Array, "n inner"], Float[Array, "n inner"]], Float[Array, "n inner"]]
 
 # The name of the router among the modules of a layer. Rounding it would change which experts are chosen.
 ROUTER = "router"
+
+
+@dataclasses.dataclass(frozen=True)
+class ClampedGate:
+    """Gates like gpt-oss: clamps gate and up, and adds one to up.
+
+    Attributes:
+      limit: the largest gate, and the largest magnitude of up.
+      alpha: the factor inside the sigmoid.
+
+    Raises:
+      TypeError, ValueError: a field has the wrong type or is out of range.
+
+    Example:
+        >>> gate = jaxspec.nn.experts.ClampedGate(limit=7.0, alpha=1.702)
+        >>> gate(jnp.array([0.0, 9.0]), jnp.array([1.0, -9.0])).round(3).tolist()
+        [0.0, -42.0]
+    """
+
+    limit: float
+    alpha: float
+
+    def __post_init__(self):
+        validate.in_range("ClampedGate", limit=(self.limit, 0, math.inf), alpha=(self.alpha, 0, math.inf))
+
+    def __call__(self, gate: Float[Array, "n inner"], up: Float[Array, "n inner"]) -> Float[Array, "n inner"]:
+        gate = jnp.minimum(gate, self.limit)
+        up = jnp.clip(up, -self.limit, self.limit)
+        return rounded((up + 1) * (gate * jax.nn.sigmoid(rounded(self.alpha * gate))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +81,9 @@ class ExpertsSpec:
       per_token: the number that is chosen for a token.
       normalized: whether the chances of the chosen are divided by their sum. The softmax over the chosen alone is the
         same.
+      activation: the activation of the gate.
+      clamped: how gate and up are clamped and combined instead, or `None`.
+      bias: whether router and experts have biases.
     """
 
     width: int
@@ -55,6 +92,13 @@ class ExpertsSpec:
     per_token: int
     normalized: bool
     activation: Literal["silu", "gelu_tanh"] = "silu"
+    clamped: ClampedGate | None = None
+    bias: bool = False
+
+    @property
+    def gate(self) -> Gate:
+        """The function of gate and up."""
+        return self.clamped or functools.partial(_gated, ACTIVATIONS[self.activation])
 
     def build(self, dtype: DTypeLike) -> "Experts":
         return Experts(self, dtype, name="mlp")
@@ -69,25 +113,31 @@ class Experts(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         spec = self.spec
-        logits = Dense((spec.count,), False, self.dtype, name=ROUTER)(x)
+        logits = Dense((spec.count,), spec.bias, self.dtype, name=ROUTER)(x)
         chances, chosen = choose(logits, spec.per_token, normalized=spec.normalized)
         inner, outer = (spec.count, 2, spec.inner_width, spec.width), (spec.count, spec.width, spec.inner_width)
-        kernels = [
-            _Stack(shape, self.dtype, name=f"experts_{name}")()
-            for name, shape in {"gate_up": inner, "down": outer}.items()
-        ]
-        return _mix_on_devices(x, chances, chosen, *kernels, activate=ACTIVATIONS[spec.activation])
+        gate_up, bias = _Stack(inner, spec.bias, self.dtype, name="experts_gate_up")()
+        down, bias_of_down = _Stack(outer, spec.bias, self.dtype, name="experts_down")()
+        mixed = _mix_on_devices(x, chances, chosen, gate_up, down, bias, gate=spec.gate)
+        return mixed if bias_of_down is None else mixed + _mix_biases(chances, chosen, bias_of_down).astype(x.dtype)
+
+
+def _gated(activate: Callable[[Array], Array], gate: Array, up: Array) -> Array:
+    return activate(gate) * up
 
 
 class _Stack(nn.Module):
-    """Holds the weights of all experts, `[count, *out, in]`."""
+    """Holds the weights of all experts, `[count, *out, in]`, and their biases, `[count, *out]`."""
 
     shape: tuple[int, ...]
+    bias: bool
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self) -> _Kernel:
-        return weight(self, "kernel", self.shape, self.dtype)
+    def __call__(self) -> tuple[_Kernel, _Bias]:
+        kernel = weight(self, "kernel", self.shape, self.dtype)
+        bias = self.param("bias", nn.initializers.zeros, self.shape[:-1], self.dtype) if self.bias else None
+        return kernel, bias
 
 
 def choose(
@@ -115,6 +165,7 @@ def choose(
 
 # The logical axes of the experts' weights (`jaxspec.sharding.Rules`).
 _AXES = ("experts", None, "mlp", None), ("experts", None, "mlp")
+_BIAS_AXES = ("experts", None, "mlp")
 
 
 def _mix_on_devices(
@@ -123,22 +174,24 @@ def _mix_on_devices(
     chosen: Int[Array, "b t k"],
     gate_up: Float[Array, "e 2 inner d"] | PackedWeight,
     down: Float[Array, "e d inner"] | PackedWeight,
+    bias: Float[Array, "e 2 inner"] | None,
     *,
-    activate: Callable[[Array], Array],
+    gate: Gate,
 ) -> Float[Array, "b t d"]:
     """Mixes on each device the outputs of the experts, or parts of them, that it holds; adds up all devices'."""
     flat = lambda one: one.reshape(-1, one.shape[-1])  # noqa: E731
     if on_one_device():
-        return mix(flat(x), flat(chances), flat(chosen), gate_up, down, activate=activate).reshape(x.shape)
+        return mix(flat(x), flat(chances), flat(chosen), gate_up, down, bias, gate=gate).reshape(x.shape)
     count, kernels = gate_up.shape[0], tuple(zip((gate_up, down), _AXES, strict=True))
     arrays = [each for kernel, axes in kernels for each in _arrays(kernel, axes)]
+    arrays += [] if bias is None else [(bias, _BIAS_AXES)]
     rows = ("batch", None, None)
 
     def own(x: Array, chances: Array, chosen: Array, numbers: Int[Array, "e"], *parts: Array) -> Array:
         each = iter(parts)
         held, held_down = (_with_arrays(kernel, axes, each) for kernel, axes in kernels)
-        first = None if len(numbers) == count else numbers[0]
-        found = mix(flat(x), flat(chances), flat(chosen), held, held_down, activate=activate, first=first)
+        options = {"gate": gate, "first": None if len(numbers) == count else numbers[0]}
+        found = mix(flat(x), flat(chances), flat(chosen), held, held_down, next(each, None), **options)
         return found.reshape(x.shape)
 
     return summed_on_each(
@@ -168,8 +221,9 @@ def mix(
     chosen: Int[Array, "n k"],
     gate_up: Float[Array, "e 2 inner d"] | PackedWeight,
     down: Float[Array, "e d inner"] | PackedWeight,
+    bias: Float[Array, "e 2 inner"] | None = None,
     *,
-    activate: Callable[[Array], Array],
+    gate: Gate,
     first: Int[Array, ""] | None = None,
 ) -> Float[Array, "n d"]:
     """Applies the chosen experts to each token, and adds up their outputs times their chances.
@@ -180,7 +234,8 @@ def mix(
       chosen: their numbers.
       gate_up: `[e, 2, inner, d]`.
       down: `[e, d, inner]`.
-      activate: the activation of the first half of `gate_up`.
+      bias: the biases of the first product.
+      gate: the function of both halves of the first product.
       first: the number of the first expert of the weights; others add nothing. `None`: the weights are those of all.
     """
     held = None
@@ -191,10 +246,23 @@ def mix(
     order = jnp.argsort(flat)
     experts = flat[order]
     both = project_by_expert(x[order // per_token], gate_up, experts)
-    outputs = project_by_expert(activate(both[:, 0]) * both[:, 1], down, experts)
+    if bias is not None:
+        both = both + bias[jnp.minimum(experts, bias.shape[0] - 1)].astype(both.dtype)
+    outputs = project_by_expert(gate(both[:, 0], both[:, 1]), down, experts)
     outputs = outputs[jnp.argsort(order)].reshape(*chosen.shape, -1).astype(jnp.float32)
     if held is not None:
         outputs = jnp.where(held[..., None], outputs, 0)
+    return _sum_of_shares(chances, outputs).astype(x.dtype)
+
+
+def _mix_biases(
+    chances: Float[Array, "b t k"], chosen: Int[Array, "b t k"], bias: Float[Array, "e d"]
+) -> Float[Array, "b t d"]:
+    """Adds up the biases of the chosen experts' outputs times their chances, once for all devices that share them."""
+    return _sum_of_shares(chances, bias[chosen].astype(jnp.float32))
+
+
+def _sum_of_shares(chances: Float[Array, "*rows k"], outputs: Float[Array, "*rows k d"]) -> Float[Array, "*rows d"]:
     # In the order of the chances, each product rounded: the sum of a row depends on nothing else.
-    terms = (rounded(chances[:, place, None] * outputs[:, place]) for place in range(per_token))
-    return functools.reduce(jnp.add, terms).astype(x.dtype)
+    terms = (rounded(chances[..., place, None] * outputs[..., place, :]) for place in range(chances.shape[-1]))
+    return functools.reduce(jnp.add, terms)

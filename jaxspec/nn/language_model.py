@@ -18,16 +18,17 @@ from jaxspec.core.model import ModelOutput, ModelTraits
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.nn.cache import KVCache, KVEntries
 from jaxspec.nn.cache_by_kind import LayerCache
+from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.config import SmallerHeadConfig, TransformerConfig
 from jaxspec.nn.exact_passes import bit_exact, fill, first, is_by_token
 from jaxspec.nn.network import Network, kind_of, packed_weights
-from jaxspec.nn.norm import Norm
 from jaxspec.nn.transformer import (
     Partial,
     Transformer,
     embed,
     exit_logits,
     first_input,
+    head_input,
     positions_of,
     run,
     with_params,
@@ -91,18 +92,20 @@ class LanguageModel(Network):
     def _traits(self) -> ModelTraits:
         stored = any(weight.kernels.startswith("stored") for weight in packed_weights(self))
         config, mixers = self.module.config, [spec.mixer for spec in self.module.config.layers]
-        rewinds = all(mixer.rewinds for mixer in mixers)
+        rewinds, by_token = all(mixer.rewinds for mixer in mixers), is_by_token(self)
+        own = isinstance(self.module, Transformer) and rewinds
         return ModelTraits(
             placement=self.placement,
             takes_trees=all(mixer.takes_trees for mixer in mixers),
             rewinds=rewinds,
             prompt_chunk=_STORED_CHUNK if stored else ModelTraits.prompt_chunk,
             pass_tokens=self.pass_tokens,
-            resumes=isinstance(self.module, Transformer) and rewinds and config.kinds.is_one,
-            kernels="native" if is_by_token(self) else self.cache_type.kernels,
+            resumes=own and config.kinds.is_one,
+            kernels="native" if by_token else self.cache_type.kernels,
             cache_type=self.cache_type,
             hidden_sizes=(config.num_layers, config.width),
             tokenizer=self.tokenizer,
+            skips_padding=own and by_token and issubclass(self.cache_type, NativeKVCache),
         )
 
     def init_cache(self, batch: int, capacity: int) -> LayerCache:
@@ -206,8 +209,7 @@ class LanguageModel(Network):
 
     def normalize(self, hidden: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         """Applies the final norm to the last layer's output (`capture=(num_layers,)`): the output head's input."""
-        normalized: Any = Norm(self.module.config).apply({"params": self.params["final_norm"]}, hidden)
-        return normalized
+        return head_input(self.module.config, self.params, hidden)
 
     @property
     def head(self) -> Float[Array, "v d"] | PackedWeight:

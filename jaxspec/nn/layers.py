@@ -28,6 +28,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.sums import rounded
 from jaxspec.nn.attention import Fresh, History, attend
 from jaxspec.nn.cache import KVCache, KVEntries, LayerNumber
 from jaxspec.nn.cache_by_kind import CacheKind, KVKind
@@ -67,6 +68,11 @@ def weight(
                 raise ValueError(f"the parameter {name} of {module.name} must have shape {shape}, got {stored.shape}")
             return stored
     return module.param(name, _init, shape, dtype)
+
+
+def scaled(x: Float[Array, "*rows d"], factor: float) -> Float[Array, "*rows d"]:
+    """Multiplies by a factor in the dtype of `x`, rounded; a factor of 1 changes nothing."""
+    return x if factor == 1 else rounded(x * jnp.asarray(factor, x.dtype))
 
 
 class Dense(nn.Module):
@@ -141,6 +147,7 @@ class AttentionSpec:
       norm: the norm of queries and keys, if `query_key_norm`.
       norm_all_heads: whether that is one norm over all heads, instead of one over each.
       clip: the largest magnitude of queries, keys and values; `None` is any.
+      sinks: whether each query head has a sink: a learned score that takes weight in its softmax and adds no value.
     """
 
     width: int
@@ -156,6 +163,7 @@ class AttentionSpec:
     query_key_norm: bool = False
     norm_all_heads: bool = False
     clip: float | None = None
+    sinks: bool = False
 
     takes_trees: ClassVar[bool] = True
     rewinds: ClassVar[bool] = True
@@ -200,6 +208,8 @@ class LayerSpec:
       feed_forward: the part that computes on each token alone.
       norm: the norm before each part.
       post_norms: whether the parts' outputs are normalized too.
+      pre_norms: whether their inputs are.
+      residual_scale: the factor of the parts' outputs.
 
     Example:
         >>> full, *_ = target.module.config.layers
@@ -211,6 +221,8 @@ class LayerSpec:
     feed_forward: FeedForwardKind
     norm: NormSpec
     post_norms: bool = False
+    pre_norms: bool = True
+    residual_scale: float = 1.0
 
 
 class Attention(nn.Module):
@@ -253,9 +265,11 @@ class Attention(nn.Module):
         if pending is not None:
             join = lambda before, x: jnp.concatenate([jnp.swapaxes(before[self.layer], 1, 2), x], axis=1)  # noqa: E731
             all_keys, all_values = join(pending.keys, keys), join(pending.values, values)
+        heads = (spec.num_kv_heads, spec.queries_per_kv_head)
+        sinks = self.param("sinks", nn.initializers.zeros, heads, jnp.float32) if spec.sinks else None
         attended = attend(
             queries,
-            Fresh(all_keys, all_values, positions, mask),
+            Fresh(all_keys, all_values, positions, mask, sinks),
             History(cache, self.layer),
             scale=spec.scale,
             window=spec.window,
@@ -323,12 +337,16 @@ class Block(nn.Module):
     ) -> tuple[Float[Array, "b t d"], Any]:
         """Returns the residual stream, and the layer's entries for its cache."""
         spec = self.spec
-        normalized = Norm(spec.norm, name="attention_norm")(x)
+        normalized = Norm(spec.norm, name="attention_norm")(x) if spec.pre_norms else x
         mixed, entry = spec.mixer.build(self.layer, self.dtype)(normalized, cache, pending, positions, mask, table)
         if spec.post_norms:
             mixed = Norm(spec.norm, name="attention_post_norm")(mixed)
-        x, normalized = NormOfSum(spec.norm, name="mlp_norm")(x, mixed)
+        mixed = scaled(mixed, spec.residual_scale)
+        if spec.pre_norms:
+            x, normalized = NormOfSum(spec.norm, name="mlp_norm")(x, mixed)
+        else:
+            x = normalized = x + mixed
         fed = spec.feed_forward.build(self.dtype)(normalized)
         if spec.post_norms:
             fed = Norm(spec.norm, name="mlp_post_norm")(fed)
-        return x + fed, entry
+        return x + scaled(fed, spec.residual_scale), entry

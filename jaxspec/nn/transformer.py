@@ -16,13 +16,15 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
+from jaxspec.core.model import PADDING
 from jaxspec.core.pytree import register_dataclass
 from jaxspec.core.sums import rounded
 from jaxspec.nn import layer_loop
 from jaxspec.nn.cache import KVCache, KVEntries
-from jaxspec.nn.cache_by_kind import part_of
+from jaxspec.nn.cache_by_kind import CacheByKind, part_of
+from jaxspec.nn.cache_native import NativeKVCache
 from jaxspec.nn.config import TransformerConfig
-from jaxspec.nn.layers import Block, LayerSpec, weight
+from jaxspec.nn.layers import Block, LayerSpec, scaled, weight
 from jaxspec.nn.norm import Norm
 from jaxspec.ops.matmul import project
 from jaxspec.ops.packed import PackedWeight
@@ -67,11 +69,13 @@ class Transformer(nn.Module):
             shape = config.context_length, config.width
             tables["position_embedding"] = self.param("position_embedding", _init, shape, self.dtype)
         x = first_input(config, tables, tokens, positions)
+        if _skips_padding(cache):
+            x, positions = skipped(tokens, x, positions)
         block = lambda layer, spec, number: Block(spec, number, self.dtype, name=f"layer_{layer}")  # noqa: E731
         params = {} if self.is_initializing() else self.variables["params"]
         layers = range(config.num_layers)
         x, states, stack = run(self, layers, block, params, x, cache, pending, positions, mask, capture)
-        x = Norm(config, name="final_norm")(x)
+        x = scaled(Norm(config, name="final_norm")(x), config.logit_scale)
         head = embedding
         if not config.tied_head:
             head = weight(self, "head", (config.head_size, config.width), self.dtype)
@@ -161,6 +165,25 @@ def positions_of(positions: Int[Array, "b u"] | None, cache: Any, shape: tuple[i
     return slots
 
 
+def _skips_padding(cache: Any) -> bool:
+    parts = cache.parts if isinstance(cache, CacheByKind) else (cache,)
+    return all(isinstance(part, NativeKVCache) for part in parts)
+
+
+def skipped(
+    tokens: Int[Array, "b t"], x: Float[Array, "b t d"], positions: Int[Array, "b u"]
+) -> tuple[Float[Array, "b t d"], Int[Array, "b u"]]:
+    """Returns the first layer's input and the positions, such that native kernels skip padding in each layer.
+
+    Products skip rows of zeros, and attention tokens at positions below 0, whose result is zeros. Only a bias makes a
+    state that is not zero, and then costs time.
+    """
+    padding = tokens == PADDING
+    before = positions.shape[1] - tokens.shape[1]
+    hidden = jnp.pad(padding, ((0, 0), (before, 0)))
+    return jnp.where(padding[..., None], jnp.zeros((), x.dtype), x), jnp.where(hidden, -1, positions)
+
+
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Partial:
@@ -200,8 +223,13 @@ def first_input(
     return x
 
 
+def head_input(config: TransformerConfig, params: Any, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+    """Applies the final norm to a state, and scales it for the output head."""
+    normalized: Any = Norm(config).apply({"params": params["final_norm"]}, x)
+    return scaled(normalized, config.logit_scale)
+
+
 def exit_logits(module: Transformer, params: Any, x: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
     """Applies final norm and output head to a state."""
     head = params["embedding" if module.config.tied_head else "head"]
-    normalized: Any = Norm(module.config).apply({"params": params["final_norm"]}, x)
-    return project(normalized, head).astype(jnp.float32)
+    return project(head_input(module.config, params, x), head).astype(jnp.float32)

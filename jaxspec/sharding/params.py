@@ -31,6 +31,7 @@ _AXES: dict[tuple[str, ...], Axes] = {
     ("position_embedding",): (None, "embed"),
     ("query", "kernel"): ("kv_heads", "queries", None, "embed"),
     ("query", "bias"): ("kv_heads", "queries", None),
+    ("sinks",): ("kv_heads", "queries"),
     ("key_value", "kernel"): ("kv_heads", None, None, "embed"),
     ("key_value", "bias"): ("kv_heads", None, None),
     ("output", "kernel"): ("embed", ("kv_heads", "queries")),
@@ -41,6 +42,7 @@ _AXES: dict[tuple[str, ...], Axes] = {
     ("up", "bias"): ("mlp",),
     ("down", "kernel"): ("embed", "mlp"),
     ("experts_gate_up", "kernel"): ("experts", None, "mlp", "embed"),
+    ("experts_gate_up", "bias"): ("experts", None, "mlp"),
     ("experts_down", "kernel"): ("experts", "embed", "mlp"),
     ("down", "bias"): (None,),
     # Products in heads that are summed over devices; each device reads a part of the replicated inputs.

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 import jaxspec
-from tests._fixtures import folders, quantized_folders, tiny
+from tests._fixtures import family_folders, folders, mxfp4, quantized_folders, tiny
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +90,19 @@ def _tokenizer(folder: pathlib.Path) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 0, "vocab_size": 310}))
 
 
+def _gpt_oss(folder: pathlib.Path) -> None:
+    mxfp4.in_mxfp4(folders.write(folder, "gpt_oss"))
+
+
+def _of_family(name: str, family: str) -> Format:
+    """A family's folder, or its GGUF file."""
+    if name.startswith("gguf"):
+        write = lambda folder: folders.write_gguf(folder / "model.gguf", family)  # noqa: E731
+        return Format(write, lambda folder: jaxspec.load(folder / "model.gguf"), ("model.gguf",))
+    write = lambda folder: folders.write(folder, family)  # noqa: E731
+    return Format(write, jaxspec.load, ("config.json", "model.safetensors"))
+
+
 _HEAD = ("head/config.json", "head/model.safetensors")
 FORMATS = {
     "gguf": Format(
@@ -112,6 +125,7 @@ FORMATS = {
         jaxspec.load,
         ("config.json", "model.safetensors"),
     ),
+    "gpt_oss": Format(_gpt_oss, jaxspec.load, ("config.json", "model.safetensors")),
     "tokenizer": Format(
         _tokenizer,
         jaxspec.checkpoints.Tokenizer.from_folder,
@@ -121,4 +135,10 @@ FORMATS = {
     "medusa": Format(_medusa, _read_head, _HEAD),
     "dflash": Format(_dflash, _read_head, _HEAD),
     "tandem": Format(_tandem, _read_head, _HEAD),
+}
+# Those of families that are read by the same code, for runs by hand.
+BY_FAMILY = {
+    name: _of_family(name, family)
+    for family in family_folders.CONFIGS
+    for name in (f"folder of {family}", f"gguf of {family}")
 }

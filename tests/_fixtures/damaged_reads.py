@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 import jaxspec
 from tests._fixtures.damage import Damage, damage
-from tests._fixtures.damaged_formats import FORMATS, fingerprint
+from tests._fixtures.damaged_formats import BY_FAMILY, FORMATS, fingerprint
 
 SECONDS, MEMORY = 30.0, 4 * 2**30
 EQUAL, DIFFERENT, REFUSED = "equal", "different", "refused"
@@ -125,7 +125,7 @@ def _in_child(cases: list[tuple[str, int]], writer: int) -> None:
 def _read_all(cases: list[tuple[str, int]], folder: pathlib.Path, output) -> None:
     whole: dict[str, str] = {}
     for name, number in cases:
-        form, base = FORMATS[name], folder / name
+        form, base = (FORMATS | BY_FAMILY)[name], folder / name
         if name not in whole:
             base.mkdir()
             form.write(base)
@@ -149,7 +149,7 @@ def _judge(begun: Outcome, case: Damage, base: pathlib.Path, whole: str) -> Outc
         begun, outcome=outcome, text=text[:_MOST_TEXT], named=any(name in text for name in case.names if name)
     )
     try:
-        found = fingerprint(FORMATS[begun.format].read(base))
+        found = fingerprint((FORMATS | BY_FAMILY)[begun.format].read(base))
     except MemoryError as error:
         return ended(GREEDY, repr(error))
     except (ValueError, FileNotFoundError) as error:

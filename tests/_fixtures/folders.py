@@ -9,6 +9,8 @@ import gguf
 import numpy as np
 from safetensors.numpy import save_file
 
+from tests._fixtures import family_folders
+
 WIDTH, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB, CONTEXT = 32, 48, 3, 4, 2, 8, 300, 64
 EPS = 2.0**-17  # a float32, as GGUF stores it
 _SHARED = {
@@ -43,13 +45,17 @@ CONFIGS = {
         "n_positions": CONTEXT,
         "vocab_size": VOCAB,
     },
+    **{family: _SHARED | own for family, own in family_folders.CONFIGS.items()},
 }
 
 
 def tensors(family: str, seed: int = 0) -> dict[str, np.ndarray]:
     """Random float32 weights under Hugging Face's names."""
     random = np.random.default_rng(seed)
-    shapes = _gpt2_shapes() if family == "gpt2" else _llama_shapes(family)
+    if family in family_folders.CONFIGS:
+        shapes = family_folders.shapes(family)
+    else:
+        shapes = _gpt2_shapes() if family == "gpt2" else _llama_shapes(family)
     return {name: random.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
@@ -71,6 +77,7 @@ def write(folder: Path, family: str, *, shards: int = 1, config: dict | None = N
 
 
 _ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "mixtral": "llama"}
+_ARCHITECTURES |= {"gpt_oss": "gpt-oss", "olmo3": "olmo2"}
 
 
 def write_gguf(
@@ -87,7 +94,7 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(LAYERS)
     writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length(INNER)
+    writer.add_feed_forward_length(CONFIGS[family].get("intermediate_size", INNER))
     writer.add_context_length(CONTEXT)
     writer.add_head_count(HEADS)
     if family == "gpt2":
@@ -103,14 +110,17 @@ def write_gguf(
     if (count := experts_of(family)) is not None:
         writer.add_expert_count(count)
         writer.add_expert_used_count(CONFIGS[family]["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(CONFIGS[family].get("moe_intermediate_size", INNER))
+        inner = CONFIGS[family]["intermediate_size"]
+        writer.add_expert_feed_forward_length(CONFIGS[family].get("moe_intermediate_size", inner))
+    if family in family_folders.CONFIGS:
+        family_folders.add_gguf_settings(family, writer)
     if vocabulary:
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre("smollm")
         writer.add_token_list([f"t{i}" for i in range(VOCAB)])
         writer.add_token_merges([])
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], LAYERS)
-    for name, weight in joined_experts(tensors(family)).items():
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper().replace("-", "_")], LAYERS)
+    for name, weight in family_folders.as_gguf(family, joined_experts(tensors(family))).items():
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         kind = next((kind for part, kind in (formats or {}).items() if part in theirs), "F32")
         kind = gguf.GGMLQuantizationType[kind]

@@ -56,7 +56,7 @@ _SHAPES = dict(
 WRONG_ATTENTIONS = [{name: (*shape[:-1], shape[-1] + 1)} for name, shape in _SHAPES.items()]
 WRONG_ATTENTIONS += [{name: (shape[0] + 1, *shape[1:])} for name, shape in _SHAPES.items() if name not in ("keys",)]
 WRONG_ATTENTIONS += [{name: shape[:-1]} for name, shape in _SHAPES.items()]
-WRONG_ATTENTIONS += [{"layer": 2}, {"layer": -1}, {"window": -1}, {"result": (2, 3, 2, 2, 9)}]
+WRONG_ATTENTIONS += [{"layer": 2}, {"layer": -1}, {"window": -1}, {"result": (2, 3, 2, 2, 9)}, {"sinks": (2, 3)}]
 WRONG_ATTENTIONS += [{"fresh_keys": (2, 2, 2, 8), "fresh_values": (2, 2, 2, 8), "positions": (2, 2), "mask": (2, 3, 2)}]
 WRONG_PRODUCTS = [((3, 8), (5, 9), (3, 5)), ((3, 8), (5, 8), (3, 6)), ((3, 8), (5, 8), (2, 5)), ((8,), (5, 8), (5,))]
 
@@ -242,11 +242,14 @@ def odd_stored_by_expert(name, case):
     return np.asarray(project_by_expert(jnp.ones((sum(groups), width)), weight, experts))
 
 
-def attention(arrays, *, layer=1, window=0, scale=0.3, result=None):
+def attention(arrays, *, layer=1, window=0, scale=0.3, result=None, sinks=(0, 0)):
     """The kernel's attention over arrays by their names."""
     queries = arrays["queries"]
     shape = jax.ShapeDtypeStruct(queries.shape if result is None else result, jnp.float32)
-    arrays, options = (*arrays.values(), jnp.int32(layer)), {"window": np.int64(window), "scale": np.float32(scale)}
+    arrays, options = (
+        (*arrays.values(), jnp.int32(layer), jnp.ones(sinks)),
+        {"window": np.int64(window), "scale": np.float32(scale)},
+    )
     return np.asarray(jax.jit(lambda *x: jax.ffi.ffi_call(ATTENTION, shape)(*x, **options))(*arrays))
 
 

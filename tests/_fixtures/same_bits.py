@@ -10,13 +10,21 @@ import numpy as np
 import jaxspec
 from jaxspec.core.tree import verification_mask
 from jaxspec.nn.config import ExpertsConfig
+from jaxspec.nn.experts import ClampedGate
 from jaxspec.ops.rope import Rope
 
 # What differs between families, for `tiny.transformer`.
 FAMILIES = {
     "llama": {"layers": 2},
     "qwen": {"qkv_bias": True, "tied_head": False},
-    "gemma": {"layers": 2, "windows": (5, None), "ropes": (Rope(1e4),) * 2, "query_key_norm": True, "post_norms": True},
+    "gemma": {
+        "layers": 2,
+        "windows": (5, None),
+        "ropes": (Rope(1e4),) * 2,
+        "query_key_norm": True,
+        "post_norms": True,
+        "sinks": True,
+    },
     "gpt2": {
         "ropes": (None,),
         "norm": "layer",
@@ -31,7 +39,7 @@ FAMILIES = {
         "query_key_norm": True,
         "norm_all_heads": True,
         "clip_qkv": 1.0,
-        "experts": ExpertsConfig(count=6, per_token=3, width=24, normalized=False, dense_layers=(1,)),
+        "experts": ExpertsConfig(6, 3, 24, False, (1,), ClampedGate(limit=7.0, alpha=1.702), bias=True),
     },
 }
 

@@ -78,7 +78,10 @@ def test_half_precision_files(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mamba"}, "unsupported architecture 'mamba'.*gemma3_text, gpt2, llama, mistral"),
+        (
+            {"model_type": "mamba"},
+            "unsupported architecture 'mamba'.*gpt_oss, granite, llama, mistral",
+        ),
         ({"hidden_size": None}, "lacks 'hidden_size'"),
         ({"vocab_size": 299}, r"embed_tokens.weight has \(300, 32\), expected \(299, 32\)"),
         ({"num_hidden_layers": 4}, r"9 missing: layers.3.input_layernorm.weight"),

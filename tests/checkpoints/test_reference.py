@@ -39,6 +39,17 @@ _GEMMA_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
 }
+_GPT_OSS = {
+    **{"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 16, "sliding_window": 7},
+    "rope_parameters": _YARN | {"truncate": False},
+}
+_OLMO3_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": _YARN | {"attention_factor": 1.1},
+}
+_MULTIPLIERS = {
+    **{"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 2.5}
+}
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 CASES = {
     "llama": ("llama", _SHARED),
@@ -69,6 +80,18 @@ CASES = {
     "mixtral-window": ("mixtral", _SHARED | {"num_local_experts": 4, "sliding_window": 7, "head_dim": 16}),
     "olmoe": ("olmoe", _SHARED | {"num_experts": 8, "num_experts_per_tok": 3}),
     "olmoe-clipped": ("olmoe", _SHARED | {"num_experts": 8, "clip_qkv": 0.7, "norm_topk_prob": True}),
+    "gpt-oss": ("gpt_oss", _SHARED | _GPT_OSS),
+    "gpt-oss-clamped": ("gpt_oss", _SHARED | _GPT_OSS | {"swiglu_limit": 0.2, "attention_bias": False}),
+    "olmo2": ("olmo2", _SHARED),
+    "olmo3": ("olmo3", _SHARED | {"sliding_window": 7, "rope_parameters": _OLMO3_ROPES}),
+    "granite": ("granite", _SHARED | _MULTIPLIERS),
+    "smollm3": ("smollm3", _SHARED | {"pad_token_id": None}),
+    "smollm3-window": (
+        "smollm3",
+        _SHARED
+        | {"pad_token_id": None}
+        | {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 7, "attention_bias": True},
+    ),
     "gpt2": ("gpt2", {"n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 211, "n_positions": 128}),
 }
 

@@ -29,6 +29,7 @@ TRAITS = ModelTraits(
     cache_type=TokenCache,
     hidden_sizes=(3, 4),
     tokenizer="a tokenizer",
+    skips_padding=True,
 )
 
 

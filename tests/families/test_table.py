@@ -14,7 +14,7 @@ from jaxspec.families.table import (
     read_config,
     write_config,
 )
-from tests._fixtures import folders, tiny
+from tests._fixtures import family_folders, folders, tiny
 
 PACKAGE = Path(jaxspec.__file__).parent
 
@@ -25,7 +25,9 @@ def test_a_family_is_found_by_its_model_type(family):
 
 
 def test_a_family_is_found_by_its_gguf_architecture():
-    assert gguf_architectures() == ["gemma3", "gpt2", "llama", "olmoe", "qwen2", "qwen3", "qwen3moe"]
+    assert gguf_architectures() == [
+        *("gemma3", "gpt-oss", "gpt2", "granite", "llama", "olmo2", "olmoe", "qwen2", "qwen3", "qwen3moe", "smollm3")
+    ]
     for name in gguf_architectures():
         kinds = [find_gguf_family(name, has_experts=each) for each in (False, True)]
         assert {kind.gguf.architecture for kind in kinds if kind} == {name}
@@ -37,7 +39,7 @@ def test_a_family_is_found_by_its_gguf_architecture():
 def test_unknown_architectures():
     with pytest.raises(
         ValueError,
-        match="unsupported architecture 'mamba'.*: gemma3_text, gpt2, llama, mistral, mixtral, olmoe, ",
+        match="unsupported architecture 'mamba'.*: gemma3_text, gpt2, gpt_oss, granite, llama, mistral, ",
     ):
         read_config({"model_type": "mamba"})
 
@@ -59,7 +61,9 @@ def test_biases_tell_families_apart():
         assert write_config(tiny.transformer(**options).module.config)[0].model_type == name
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "gpt2", "qwen3_moe", "mixtral", "olmoe"])
+@pytest.mark.parametrize(
+    "name", ["mistral", "gemma3_text", "gpt2", "qwen3_moe", "mixtral", "olmoe", *family_folders.CONFIGS]
+)
 def test_other_families_are_not_written(name):
     with pytest.raises(ValueError, match="families llama, qwen2, qwen3, without sliding windows.*use jaxspec.save"):
         write_config(read_config(folders.CONFIGS[name]))

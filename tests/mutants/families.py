@@ -6,7 +6,66 @@ _GEMMA, _GPT2, _LLAMA = (f"tests/families/test_{name}.py" for name in ("gemma", 
 
 _EXPERTS = "tests/families/test_experts.py"
 
+_GPT_OSS, _SINKS = "tests/families/test_gpt_oss.py", "tests/nn/test_sinks.py"
+_SMALL = "tests/families/test_small_families.py"
+
 MUTANTS = (
+    Mutant(
+        "a sink takes no weight in XLA",
+        "nn/attention.py",
+        "weight = rounded(self.weight * shrink) + jnp.exp(sinks - maximum)",
+        "weight = rounded(self.weight * shrink)",
+        (f"{_SINKS}::test_a_sink_takes_weight_and_adds_nothing[KVCache]",),
+    ),
+    Mutant(
+        "heads of a group share a sink in the native kernel",
+        "ops/native/attention.cpp",
+        "sizes.group + number % sizes.group];",
+        "sizes.group];",
+        (f"{_SINKS}::test_a_sink_takes_weight_and_adds_nothing[NativeKVCache]",),
+    ),
+    Mutant(
+        "gpt-oss's gates and ups change places",
+        "families/gpt_oss.py",
+        '"gate": part(0, 2), "up": part(1, 2)',
+        '"gate": part(1, 2), "up": part(0, 2)',
+        (f"{_GPT_OSS}::test_layout",),
+    ),
+    Mutant(
+        "OLMo's norms come before the parts of a layer too",
+        "families/olmo.py",
+        '"pre_norms": False',
+        '"pre_norms": True',
+        (f"{_SMALL}::test_norms_after_each_part",),
+    ),
+    Mutant(
+        "a layer adds all that it computes",
+        "nn/layers.py",
+        "mixed = scaled(mixed, spec.residual_scale)",
+        "pass",
+        (f"{_SMALL}::test_scales_of_a_residual_and_of_logits",),
+    ),
+    Mutant(
+        "SmolLM's layers without rotary embedding are those that have one",
+        "families/smollm3.py",
+        "rope if each else None",
+        "None if each else rope",
+        (f"{_SMALL}::test_layers_without_rotary_embedding",),
+    ),
+    Mutant(
+        "MXFP4's numbers of a byte change places",
+        "checkpoints/quantized/mxfp4.py",
+        "np.stack([some & 15, some >> 4], axis=-1)",
+        "np.stack([some >> 4, some & 15], axis=-1)",
+        (f"{_GPT_OSS}::test_mxfp4_is_read_and_kept_as_stored",),
+    ),
+    Mutant(
+        "a scale that float16 cannot hold is kept",
+        "checkpoints/quantized/mxfp4.py",
+        "holds = holds and bool(",
+        "holds = True or bool(",
+        (f"{_GPT_OSS}::test_scales_that_kernels_do_not_have",),
+    ),
     Mutant(
         "the chances of the chosen experts do not add up to 1",
         "nn/experts.py",

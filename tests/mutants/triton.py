@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         "splits are merged as if their maxima were alike",
         _ATTENTION,
-        "shrink = jnp.exp(most - jnp.max(most, axis=0))",
-        "shrink = jnp.where(most > _LOWEST, 1.0, 0.0)",
+        "shrink = jnp.exp(parts - most)",
+        "shrink = jnp.where(parts > _LOWEST, 1.0, 0.0)",
         _ATTENDS,
     ),
     Mutant(

@@ -40,7 +40,8 @@ def _case(rows, seed=0):
     return draw(rows, WIDTH), chances, chosen, draw(COUNT, 2, INNER, WIDTH) / 4, draw(COUNT, WIDTH, INNER) / 5
 
 
-_mix = jax.jit(lambda *arguments: mix(*arguments, activate=jax.nn.silu))
+_GATE = lambda gate, up: jax.nn.silu(gate) * up  # noqa: E731
+_mix = jax.jit(lambda *arguments: mix(*arguments, gate=_GATE))
 
 
 @pytest.mark.parametrize("everyone", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -60,7 +61,7 @@ def test_parts_of_the_experts_add_up():
     x, chances, chosen, gate_up, down = _case(12)
     whole = _mix(x, chances, chosen, gate_up, down)
     halves = [
-        jax.jit(lambda *some: mix(x, chances, chosen, *some[1:], activate=jax.nn.silu, first=some[0]))(
+        jax.jit(lambda *some: mix(x, chances, chosen, *some[1:], gate=_GATE, first=some[0]))(
             jnp.int32(at), gate_up[at : at + 3], down[at : at + 3]
         )
         for at in (0, 3)

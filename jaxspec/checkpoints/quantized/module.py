@@ -98,11 +98,13 @@ class Layout:
       first: the last part of the name of a tensor that only this layout has.
       parts: the last parts of the names of the other tensors.
       read: returns the unread weight, given its module and the contents of `quantization_config`.
+      weight: the last part of the weight's name.
     """
 
     first: str
     parts: tuple[str, ...]
     read: Callable[[Module, Mapping[str, Any]], LazyTensor]
+    weight: str = "weight"
 
 
 def runs(inputs: int, size: int) -> np.ndarray:

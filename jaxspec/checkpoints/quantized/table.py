@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxspec.checkpoints.quantized import awq, compressed, float8, gptq
+from jaxspec.checkpoints.quantized import awq, compressed, float8, gptq, mxfp4
 from jaxspec.checkpoints.quantized.module import Layout, Module
 from jaxspec.checkpoints.safetensors import StoredTensor
 from jaxspec.families.base import LazyTensor
@@ -45,6 +45,7 @@ METHODS: dict[str, Method] = {
     ),
     "fp8": _FLOAT8,
     "fbgemm_fp8": _FLOAT8,
+    "mxfp4": Method(mxfp4.LAYOUTS, {}),
 }
 
 
@@ -78,9 +79,9 @@ def read_quantized(
             weight = layout.read(module, settings)
             for part in (layout.first, *layout.parts):
                 found.pop(f"{module.name}.{part}", None)
-            if f"{module.name}.weight" in found:
-                raise module.error("weight", f"expected the weight once, got it and {layout.first}")
-            found[f"{module.name}.weight"] = weight
+            if f"{module.name}.{layout.weight}" in found:
+                raise module.error(layout.weight, f"expected the weight once, got it and {layout.first}")
+            found[f"{module.name}.{layout.weight}"] = weight
     return found
 
 

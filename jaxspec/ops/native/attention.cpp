@@ -3,7 +3,8 @@
 // XLA copies a block of the cache before it multiplies it, and runs some twenty small operations for each layer; this
 // is one. A query's visible tokens are summed in a fixed order, by blocks and parts of the slots that they have or
 // would have: a token gets equal bits from tokens in the cache and from the same tokens fed with it. Fresh keys and
-// values are float32, and the numbers of a float16 cache if that has them.
+// values are float32, and the numbers of a float16 cache if that has them. A token at a position below 0 is padding: it
+// attends to nothing and gets zeros; padding at the end of a row costs nothing.
 
 #include <algorithm>
 #include <cmath>
@@ -34,9 +35,9 @@ using ResultBufferR5 = ffi::ResultBuffer<kType, 5>;
 // The sums, weight and maximum that each query gets from one part of a head's slots.
 struct Parts {
   std::shared_ptr<float[]> memory;
-  int64_t count, stride;
+  int64_t count, queries, stride;
 
-  float* Of(int64_t head, int64_t part, int64_t query, int64_t queries) const {
+  float* Of(int64_t head, int64_t part, int64_t query) const {
     return memory.get() + ((head * count + part) * queries + query) * stride;
   }
 };
@@ -47,11 +48,21 @@ struct Asked {
   std::vector<State> states;
 };
 
+int32_t PositionOf(const Sizes& sizes, const Inputs& in, int64_t row, int64_t time) {
+  return in.positions[row * sizes.fresh + sizes.fresh - sizes.time + time];
+}
+
+// The number of queries of a head up to the last that is not padding.
+int64_t LiveQueries(const Sizes& sizes, const Inputs& in, int64_t head) {
+  int64_t time = sizes.time;
+  while (time > 0 && PositionOf(sizes, in, head / sizes.heads, time - 1) < 0) --time;
+  return time * sizes.group;
+}
+
 Query QueryOf(const Sizes& sizes, const Inputs& in, int64_t head, int64_t number) {
   const int64_t row = head / sizes.heads, time = number / sizes.group, member = number % sizes.group;
   const int64_t place = ((row * sizes.time + time) * sizes.heads + head % sizes.heads) * sizes.group + member;
-  const int64_t position = in.positions[row * sizes.fresh + sizes.fresh - sizes.time + time];
-  return {in.queries + place * sizes.width, position, sizes.window, sizes.scale};
+  return {in.queries + place * sizes.width, PositionOf(sizes, in, row, time), sizes.window, sizes.scale};
 }
 
 // Adds the same tokens to some of the queries, from `number` on.
@@ -70,6 +81,13 @@ void Begin(State& state, int64_t width) {
   state.maximum = kLowest;
 }
 
+// Gives the query's sink, a score without a value, its weight.
+void AddSink(const Sizes& sizes, const Inputs& in, int64_t head, int64_t number, State& state) {
+  if (!in.sinks) return;
+  state.weight = 1.0f;
+  state.maximum = in.sinks[head % sizes.heads * sizes.group + number % sizes.group];
+}
+
 Asked Begin(const Sizes& sizes, int64_t head, int64_t first, int64_t last, const std::function<float*(int64_t)>& sums) {
   Asked asked = {head, first, {}};
   for (int64_t number = first; number < last; ++number) {
@@ -81,9 +99,9 @@ Asked Begin(const Sizes& sizes, int64_t head, int64_t first, int64_t last, const
 
 // For few queries: threads share the full parts of the cache.
 void Part(const Sizes& sizes, const Inputs& in, const Parts& parts, int64_t head, int64_t part) {
-  const int64_t queries = sizes.Queries(), length = sizes.Length(in, head), last = (part + 1) * kPart;
-  if (last > length) return;
-  auto place = [&](int64_t number) { return parts.Of(head, part, number, queries); };
+  const int64_t queries = LiveQueries(sizes, in, head), length = sizes.Length(in, head), last = (part + 1) * kPart;
+  if (last > length || queries == 0) return;
+  auto place = [&](int64_t number) { return parts.Of(head, part, number); };
   Asked asked = Begin(sizes, head, 0, queries, place);
   for (int64_t slot = part * kPart; slot < last; slot += kBlock) {
     const Tokens tokens = Cached(sizes, in, head, slot, kBlock);
@@ -141,13 +159,18 @@ void ShowBlock(const Sizes& sizes, const Inputs& in, Asked& asked, const std::ve
 // Finishes queries `first` to `last`: joins their full parts, or computes them here without parts; then the rest.
 void Finish(const Sizes& sizes, const Inputs& in, const Parts& parts, float* out, int64_t head, int64_t first,
             int64_t last) {
-  const int64_t length = sizes.Length(in, head), count = last - first;
   auto place = [&](int64_t number) { return out + (QueryOf(sizes, in, head, number).values - in.queries); };
+  const auto zero = [&](int64_t number) { std::fill_n(place(number), sizes.width, 0.0f); };
+  const int64_t live = LiveQueries(sizes, in, head);
+  for (; last > std::max(first, live); --last) zero(last - 1);
+  if (first == last) return;
+  const int64_t length = sizes.Length(in, head), count = last - first;
   Asked total = Begin(sizes, head, first, last, place);
+  for (int64_t i = 0; i < count; ++i) AddSink(sizes, in, head, first + i, total.states[i]);
   int64_t slot = 0;
   for (int64_t part = 0; part < parts.count && slot + kPart <= length; ++part, slot += kPart) {
     for (int64_t number = first; number < last; ++number) {
-      float* sums = parts.Of(head, part, number, sizes.Queries());
+      float* sums = parts.Of(head, part, number);
       Join({sums, sums[sizes.width], sums[sizes.width + 1]}, sizes.width, total.states[number - first]);
     }
   }
@@ -167,8 +190,10 @@ void Finish(const Sizes& sizes, const Inputs& in, const Parts& parts, float* out
       Begin(asked.states[i], sizes.width);
     }
   }
-  for (const State& state : total.states) {
+  for (int64_t number = first; number < last; ++number) {
+    const State& state = total.states[number - first];
     for (int64_t i = 0; i < sizes.width; ++i) state.sums[i] /= state.weight;
+    if (QueryOf(sizes, in, head, number).position < 0) zero(number);
   }
 }
 
@@ -176,7 +201,8 @@ ffi::Error Call(ffi::ThreadPool pool, BufferR5<ffi::F32> queries, ffi::BufferR4<
                 ffi::BufferR4<ffi::F32> fresh_values, ffi::BufferR2<ffi::S32> positions,
                 ffi::BufferR3<ffi::PRED> mask, ffi::AnyBuffer keys, ffi::AnyBuffer values,
                 ffi::BufferR1<ffi::S32> lengths, ffi::BufferR2<ffi::S32> cache_positions,
-                ffi::BufferR0<ffi::S32> which, ResultBufferR5<ffi::F32> out, int64_t window, float scale) {
+                ffi::BufferR0<ffi::S32> which, ffi::BufferR2<ffi::F32> sinks, ResultBufferR5<ffi::F32> out,
+                int64_t window, float scale) {
   const auto shape = queries.dimensions(), cache = keys.dimensions();
   const bool half = keys.element_type() == ffi::F16;
   if (cache.size() != 5 || keys.element_type() != values.element_type() ||
@@ -201,6 +227,10 @@ ffi::Error Call(ffi::ThreadPool pool, BufferR5<ffi::F32> queries, ffi::BufferR4<
   if (numbered && !HasShape(cache_positions, {sizes.batch, sizes.capacity})) {
     return ffi::Error::InvalidArgument("expected the cache's positions [b, s], or none");
   }
+  const bool sunk = sinks.element_count() > 0;
+  if (sunk && !HasShape(sinks, {sizes.heads, sizes.group})) {
+    return ffi::Error::InvalidArgument("expected the heads' sinks [g, r], or none");
+  }
   if (layer < 0 || layer >= cache[0]) return ffi::Error::InvalidArgument("expected a layer of the cache");
   if (window < 0) return ffi::Error::InvalidArgument("expected a window of at least 0");
   if (!HasShape(*out, {shape[0], shape[1], shape[2], shape[3], shape[4]})) {
@@ -213,19 +243,22 @@ ffi::Error Call(ffi::ThreadPool pool, BufferR5<ffi::F32> queries, ffi::BufferR4<
   };
   const Inputs in = {queries.typed_data(), fresh_keys.typed_data(), fresh_values.typed_data(), stored(keys),
                      stored(values), positions.typed_data(), lengths.typed_data(),
-                     numbered ? cache_positions.typed_data() : nullptr, mask.typed_data()};
+                     numbered ? cache_positions.typed_data() : nullptr, mask.typed_data(),
+                     sunk ? sinks.typed_data() : nullptr};
   const int64_t longest = std::max(0, *std::max_element(in.lengths, in.lengths + sizes.batch));
   const int64_t heads = sizes.batch * sizes.heads;
+  int64_t live = 1;  // the most of a row
+  for (int64_t head = 0; head < heads; head += sizes.heads) live = std::max(live, LiveQueries(sizes, in, head));
   // Threads share many queries by query.
-  const bool many = sizes.Queries() > kMany;
-  Parts parts = {nullptr, many ? 0 : std::min(longest, sizes.capacity) / kPart, sizes.width + 2};
-  parts.memory.reset(new float[heads * parts.count * sizes.Queries() * parts.stride]);
+  const bool many = live > kMany;
+  Parts parts = {nullptr, many ? 0 : std::min(longest, sizes.capacity) / kPart, live, sizes.width + 2};
+  parts.memory.reset(new float[heads * parts.count * live * parts.stride]);
   float* to = out->typed_data();
   Share(pool, heads * parts.count, [=](int64_t one) { Part(sizes, in, parts, one / parts.count, one % parts.count); });
-  const int64_t groups = (sizes.Queries() + kSome - 1) / kSome;
+  const int64_t groups = (live + kSome - 1) / kSome;
   Share(pool, heads * groups, [=](int64_t one) {
-    const int64_t group = one % groups, queries = sizes.Queries();
-    Finish(sizes, in, parts, to, one / groups, queries * group / groups, queries * (group + 1) / groups);
+    const int64_t group = one % groups, last = group + 1 < groups ? live * (group + 1) / groups : sizes.Queries();
+    Finish(sizes, in, parts, to, one / groups, live * group / groups, last);
   });
   return ffi::Error::Success();
 }
@@ -245,6 +278,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxspecAttention, Call,
                                   .Arg<ffi::BufferR1<ffi::S32>>()
                                   .Arg<ffi::BufferR2<ffi::S32>>()
                                   .Arg<ffi::BufferR0<ffi::S32>>()
+                                  .Arg<ffi::BufferR2<ffi::F32>>()
                                   .Ret<BufferR5<ffi::F32>>()
                                   .Attr<int64_t>("window")
                                   .Attr<float>("scale"));

@@ -172,24 +172,6 @@ inline xla::ffi::ErrorOr<xla::ffi::AnyBuffer> OfLayer(xla::ffi::BufferR0<xla::ff
   return weights.get<xla::ffi::AnyBuffer>(number);
 }
 
-// Consecutive rows of one expert.
-struct Run {
-  int64_t expert, first, rows;
-};
-
-// The runs of rows of equal experts, which are numbers below `count`.
-inline xla::ffi::ErrorOr<std::vector<Run>> FindRuns(const int32_t* experts, int64_t rows, int64_t count) {
-  std::vector<Run> found;
-  for (int64_t row = 0; row < rows; ++row) {
-    if (experts[row] < 0 || experts[row] >= count) {
-      return xla::ffi::Unexpected(xla::ffi::Error::InvalidArgument("an expert is out of range"));
-    }
-    if (row == 0 || experts[row] != experts[row - 1]) found.push_back({experts[row], row, 0});
-    ++found.back().rows;
-  }
-  return found;
-}
-
 // Whether a buffer has this shape.
 template <typename Buffer>
 bool HasShape(const Buffer& buffer, std::initializer_list<int64_t> shape) {

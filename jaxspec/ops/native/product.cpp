@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lanes.h"
+#include "live_rows.h"
 
 namespace ffi = xla::ffi;
 using namespace jaxspec;
@@ -185,7 +186,10 @@ ffi::Error Call(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::BufferR0<ffi
   }
   const int64_t rows = sizes[0];
   if (rows == 0) return ffi::Error::Success();
-  return AnyProduct(pool, x.typed_data(), *w, y->typed_data(), {{0, 0, rows}}, sizes[1], shape[0]);
+  return MultiplyLiveRows(x.typed_data(), y->typed_data(), rows, sizes[1], shape[0],
+                          [&](const float* from, float* to, int64_t count) {
+                            return AnyProduct(pool, from, *w, to, {{0, 0, count}}, sizes[1], shape[0]);
+                          });
 }
 
 ffi::Error CallByExpert(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> experts,
@@ -197,7 +201,7 @@ ffi::Error CallByExpert(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buff
       !HasShape(experts, {sizes[0]}) || !HasShape(*y, {sizes[0], shape[1]})) {
     return ffi::Error::InvalidArgument("expected x [rows, in], experts [rows], w [e, out, in] and a result [rows, out]");
   }
-  const auto runs = FindRuns(experts.typed_data(), sizes[0], shape[0]);
+  const auto runs = FindRuns(experts.typed_data(), x.typed_data(), y->typed_data(), sizes[0], sizes[1], shape[1], shape[0]);
   if (!runs) return runs.error();
   return AnyProduct(pool, x.typed_data(), *w, y->typed_data(), *runs, sizes[1], shape[1]);
 }

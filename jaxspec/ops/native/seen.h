@@ -38,6 +38,7 @@ struct Inputs {
   Stored keys, values;
   const int32_t *positions, *lengths, *cache_positions;
   const bool* mask;
+  const float* sinks;  // of each query head, or null
 };
 
 struct Sizes {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "formats/all.h"
+#include "live_rows.h"
 #include "stored_product.h"
 
 namespace ffi = xla::ffi;
@@ -51,6 +52,22 @@ std::vector<Group> Quantize(ffi::ThreadPool& pool, const float* x, int64_t rows,
   return found;
 }
 
+// Computes `out` outputs of each row.
+ffi::Error Multiply(ffi::ThreadPool& pool, const Kernels& kernels, const float* x, const uint8_t* w, float* y,
+                    int64_t rows, int64_t groups, int64_t out) {
+  const std::vector<Group> quantized = Quantize(pool, x, rows, groups);
+  const int64_t bytes = groups * kGroup / kernels.inputs * kernels.tile_bytes, tiles = CountTiles(out);
+  const int64_t each = std::max<int64_t>(1, std::min(kChunkBytes / bytes, tiles / (kChunksEach * pool.num_threads())));
+  const Group* from = quantized.data();
+  const auto product = kernels.product;
+  Share(pool, (tiles + each - 1) / each, [=](int64_t chunk) {
+    for (int64_t tile = chunk * each; tile < std::min(tiles, (chunk + 1) * each); ++tile) {
+      product(w + tile * bytes, from, rows, groups, y + tile * kLanes, out, std::min<int64_t>(kLanes, out - tile * kLanes));
+    }
+  });
+  return ffi::Error::Success();
+}
+
 ffi::Error Product(ffi::ThreadPool pool, std::string_view name, ffi::Buffer<ffi::F32> x, ffi::BufferR0<ffi::S32> layer,
                    ffi::RemainingArgs weights, ffi::ResultBuffer<ffi::F32> y) {
   const auto sizes = x.dimensions(), shape = y->dimensions();
@@ -68,19 +85,11 @@ ffi::Error Product(ffi::ThreadPool pool, std::string_view name, ffi::Buffer<ffi:
     std::fill_n(y->typed_data(), rows * out, 0.0f);
     return ffi::Error::Success();
   }
-  const std::vector<Group> quantized = Quantize(pool, x.typed_data(), rows, groups);
-  const int64_t bytes = sizes[1] / kernels->inputs * kernels->tile_bytes, tiles = CountTiles(out);
-  const int64_t each = std::max<int64_t>(1, std::min(kChunkBytes / bytes, tiles / (kChunksEach * pool.num_threads())));
-  const Group* from = quantized.data();
-  const uint8_t* first = w->typed_data<uint8_t>();
-  float* to = y->typed_data();
-  Share(pool, (tiles + each - 1) / each, [=](int64_t chunk) {
-    for (int64_t tile = chunk * each; tile < std::min(tiles, (chunk + 1) * each); ++tile) {
-      kernels->product(first + tile * bytes, from, rows, groups, to + tile * kLanes, out,
-                       std::min<int64_t>(kLanes, out - tile * kLanes));
-    }
-  });
-  return ffi::Error::Success();
+  const uint8_t* tiles = w->typed_data<uint8_t>();
+  return MultiplyLiveRows(x.typed_data(), y->typed_data(), rows, sizes[1], out,
+                          [&](const float* from, float* to, int64_t count) {
+                            return Multiply(pool, *kernels, from, tiles, to, count, groups, out);
+                          });
 }
 
 // Computes outputs of one expert for its rows, given a tile whose first output is number `first` of the expert's, or
@@ -118,7 +127,7 @@ ffi::Error ProductByExpert(ffi::ThreadPool pool, std::string_view name, int64_t 
         "expected x [rows, in], experts [rows], the tiles of w [count, out, in] and a result [rows, out]");
   }
   const int64_t rows = sizes[0], groups = sizes[1] / kGroup, out = shape[1];
-  const auto found = FindRuns(experts.typed_data(), rows, count);
+  const auto found = FindRuns(experts.typed_data(), x.typed_data(), y->typed_data(), rows, sizes[1], out, count);
   if (!found) return found.error();
   if (rows == 0 || out == 0 || groups == 0) {
     std::fill_n(y->typed_data(), rows * out, 0.0f);
@@ -128,6 +137,7 @@ ffi::Error ProductByExpert(ffi::ThreadPool pool, std::string_view name, int64_t 
   // An expert that begins within a tile may have one tile more.
   const int64_t bytes = sizes[1] / kernels->inputs * kernels->tile_bytes, tiles = CountTiles(out) + (out % kLanes > 0);
   const int64_t runs = found->size(), threads = pool.num_threads();
+  if (runs == 0) return ffi::Error::Success();
   const int64_t each = std::max<int64_t>(1, std::min(kChunkBytes / bytes, runs * tiles / (kChunksEach * threads)));
   const int64_t chunks = (tiles + each - 1) / each;
   const Group* from = quantized.data();

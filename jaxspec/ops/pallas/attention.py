@@ -67,6 +67,7 @@ def attend(
     layer: int,
     scale: float,
     by_path: bool,
+    sinks: Float[Array, "g r"] | None = None,
     interpret: bool = False,
 ) -> Float[Array, "b t g r d"]:
     """Attends from each fed token to the cached ones and to those fed tokens that it sees.
@@ -82,6 +83,7 @@ def attend(
       layer: the layer to read.
       scale: the factor of every score.
       by_path: whether places differ by query; the blocks with fed tokens are then computed once for each query.
+      sinks: each query head's score without a value, or `None`.
       interpret: whether to run as ordinary operations, on any platform.
     """
     batch, time, heads, group, width = queries.shape
@@ -91,9 +93,15 @@ def attend(
     flat = jax.ShapeDtypeStruct((batch, time, heads * group * width), queries.dtype)
     if oldest is not None:
         operands.insert(2, jnp.tile(oldest, (1, group))[..., None])
+    begun = [] if sinks is None else [_begun(sinks, time)]
     state = [pltpu.VMEM((heads, rows, size), jnp.float32) for size in (width, width, _LANES, _LANES)]
     kernel = functools.partial(
-        _kernel, windowed=oldest is not None, scale=scale, time=time, by_path=by_path and count > 1
+        _kernel,
+        sunk=sinks is not None,
+        windowed=oldest is not None,
+        scale=scale,
+        time=time,
+        by_path=by_path and count > 1,
     )
     found = pl.pallas_call(
         kernel,
@@ -101,15 +109,27 @@ def attend(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(batch, jax.lax.div(jnp.max(length) + (count + BLOCK - 1), jnp.int32(BLOCK))),
-            in_specs=[*map(_of_row, operands), *(_of_layer(x, layer) for x in cache.parts())],
+            in_specs=[*map(_of_all, begun), *map(_of_row, operands), *(_of_layer(x, layer) for x in cache.parts())],
             out_specs=_of_row(flat),
             scratch_shapes=state,
         ),
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_MOST_VMEM),
         interpret=interpret,
         name="attend",
-    )(length, *operands, *(in_main_memory(x, interpret=interpret) for x in cache.parts()))
+    )(length, *begun, *operands, *(in_main_memory(x, interpret=interpret) for x in cache.parts()))
     return found.reshape(queries.shape)
+
+
+def _begun(sinks: Float[Array, "g r"], time: int) -> Float[Array, "g n 128"]:
+    """Returns the sink of each row of queries, in all lanes."""
+    heads, group = sinks.shape
+    return jnp.broadcast_to(sinks.astype(jnp.float32)[:, :, None, None], (heads, group, time, _LANES)).reshape(
+        heads, group * time, _LANES
+    )
+
+
+def _of_all(x: Any) -> pl.BlockSpec:
+    return pl.BlockSpec(x.shape, lambda row, index, length: (0,) * x.ndim)
 
 
 def _of_row(x: Any) -> pl.BlockSpec:
@@ -126,8 +146,10 @@ def _of_layer(x: Array, layer: int) -> pl.BlockSpec:
     return pl.BlockSpec((1, 1, x.shape[2], BLOCK, *x.shape[4:]), live)
 
 
-def _kernel(length: Any, *refs: Any, windowed: bool, scale: float, time: int, by_path: bool) -> None:
-    (queries, places), rest = refs[:2], list(refs[2:])
+def _kernel(length: Any, *refs: Any, sunk: bool, windowed: bool, scale: float, time: int, by_path: bool) -> None:
+    rest = list(refs)
+    sinks = rest.pop(0) if sunk else None
+    queries, places = rest.pop(0), rest.pop(0)
     oldest = rest.pop(0)[0] if windowed else None
     out, asking, state, slots = rest[-5], rest[-4], rest[-3:], rest[:-5]
     fed, cached = slots[: len(slots) // 2], slots[len(slots) // 2 :]
@@ -136,12 +158,7 @@ def _kernel(length: Any, *refs: Any, windowed: bool, scale: float, time: int, by
     start, offset = index * BLOCK, index * BLOCK - length[row]
     add = functools.partial(_add, state, asking, wide=queries.dtype, scale=scale)
 
-    @pl.when(index == 0)
-    def _():
-        for head, each, rows in _queries(queries):
-            asking[head, rows] = queries[0, head, each].astype(jnp.float32)
-        for part, value in zip(state, (0.0, 0.0, _LOWEST), strict=True):
-            part[...] = jnp.full_like(part, value)
+    pl.when(index == 0)(functools.partial(_begin, queries, sinks, asking, state))
 
     def of_cached():
         seen = None if oldest is None else _slots(start) >= oldest
@@ -173,6 +190,16 @@ def _kernel(length: Any, *refs: Any, windowed: bool, scale: float, time: int, by
         for head, each, rows in _queries(queries):
             at = (head * group + each) * width
             out[0, :, at : at + width] = state[0][head, rows].astype(out.dtype)
+
+
+def _begin(queries: Any, sinks: Any, asking: Any, state: list[Any]) -> None:
+    """Reads the queries, and begins the running softmaxes: with nothing, or with the sinks."""
+    for head, each, rows in _queries(queries):
+        asking[head, rows] = queries[0, head, each].astype(jnp.float32)
+    for part, value in zip(state, (0.0, 0.0, _LOWEST), strict=True):
+        part[...] = jnp.full_like(part, value)
+    if sinks is not None:
+        state[1][...], state[2][...] = jnp.ones_like(state[1]), sinks[...]
 
 
 def _queries(queries: Any) -> list[tuple[int, int, slice]]:

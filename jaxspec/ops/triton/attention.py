@@ -61,6 +61,7 @@ def attend(
     *,
     layer: int,
     scale: float,
+    sinks: Float[Array, "g r"] | None = None,
     interpret: bool = False,
 ) -> Float[Array, "b t g r d"]:
     """Attends from each fed token to the cached ones and to those fed tokens that it sees.
@@ -74,6 +75,7 @@ def attend(
       length: the number of cached tokens of each row.
       layer: the layer to read.
       scale: the factor of every score.
+      sinks: each query head's score without a value, or `None`.
       interpret: whether to run as ordinary operations, on any platform.
     """
     batch, time, heads, group, width = queries.shape
@@ -95,7 +97,8 @@ def attend(
         **sizes,
     )(length, *operands, *cache.parts())
     out = jax.ShapeDtypeStruct(queries.shape, queries.dtype)
-    return _call(_merge, out, (batch * heads, rows), name="merge", **sizes)(*found)
+    sunk = [] if sinks is None else [sinks.astype(jnp.float32)]
+    return _call(_merge, out, (batch * heads, rows), name="merge", **sizes)(*found, *sunk)
 
 
 class _Plan(NamedTuple):
@@ -177,14 +180,19 @@ def _kernel(length: Any, *refs: Any, plan: "_Plan", heads: int, group: int) -> N
     triton.store(found[2].at[row, head, split, number], state[2], mask=asking)
 
 
-def _merge(weighted: Any, weight: Any, maximum: Any, out: Any, *, heads: int, group: int) -> None:
-    """Merges the splits' results for one query row."""
-    (row, head), number = _row_and_head(heads), pl.program_id(1)
-    most = maximum[row, head, :, number]
-    shrink = jnp.exp(most - jnp.max(most, axis=0))
-    total = jnp.sum(weight[row, head, :, number] * shrink, axis=0)
-    mixed = jnp.sum(weighted[row, head, :, number, :] * shrink[:, None], axis=0) / total
+def _merge(weighted: Any, weight: Any, maximum: Any, *refs: Any, heads: int, group: int) -> None:
+    """Merges the splits' results for one query row, and its sink."""
+    (*sinks, out), (row, head), number = refs, _row_and_head(heads), pl.program_id(1)
     token, member = jax.lax.div(number, jnp.int32(group)), jax.lax.rem(number, jnp.int32(group))
+    parts = maximum[row, head, :, number]
+    most = jnp.max(parts, axis=0)
+    if sinks:
+        most = jnp.maximum(most, sinks[0][head, member])
+    shrink = jnp.exp(parts - most)
+    total = jnp.sum(weight[row, head, :, number] * shrink, axis=0)
+    if sinks:
+        total = total + jnp.exp(sinks[0][head, member] - most)
+    mixed = jnp.sum(weighted[row, head, :, number, :] * shrink[:, None], axis=0) / total
     out[row, token, head, member, :] = mixed.astype(out.dtype)
 
 
