@@ -27,9 +27,16 @@ MUTANTS = (
     Mutant(
         "gpt-oss's gates and ups change places",
         "families/gpt_oss.py",
-        '"gate": part(0, 2), "up": part(1, 2)',
-        '"gate": part(1, 2), "up": part(0, 2)',
+        '"gate": half(0), "up": half(1)',
+        '"gate": half(1), "up": half(0)',
         (f"{_GPT_OSS}::test_layout",),
+    ),
+    Mutant(
+        "gpt-oss's experts of all layers are held until the model is built",
+        "families/gpt_oss.py",
+        "functools.lru_cache(1)",
+        "functools.lru_cache(None)",
+        (f"{_GPT_OSS}::test_one_tensor_of_experts_is_held",),
     ),
     Mutant(
         "OLMo's norms come before the parts of a layer too",
