@@ -101,6 +101,8 @@ MULTIPLIER = number(0.99e-6, 1.001e6, "a number from 1e-6 to 1e6")
 FLAG = Setting("true or false", lambda x: isinstance(x, bool))
 TEXT = Setting("a text", lambda x: isinstance(x, str))
 TEXTS = list_of(TEXT, "texts")
+_FLAGS = list_of(FLAG, "true and false")
+PATTERN = Setting(f"{SIZE.expected}, or {_FLAGS.expected}", lambda x: SIZE.accepts(x) or _FLAGS.accepts(x))
 IDS = Setting("a token id of at least 0, or a list of them", lambda x: COUNT.accepts(x) or _ID_LIST.accepts(x))
 _ID_LIST = list_of(COUNT, "token ids")
 

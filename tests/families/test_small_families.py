@@ -1,13 +1,16 @@
 """OLMo 2 and 3, Granite 3, SmolLM3 and Mistral Small 3: their settings, GGUF files and published sizes."""
 
+import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.checkpoints.gguf import read_gguf_checkpoint
 from jaxspec.families.settings import SettingError
 from jaxspec.families.table import find_family, read_config, text_settings
+from jaxspec.io.files import FileFormatError
 from tests._fixtures import folders
 
 KINDS = ("olmo2", "olmo3", "granite", "smollm3")
@@ -66,14 +69,43 @@ def test_rotary_layers_that_are_refused(change, message):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gguf_file_equals_the_folder(tmp_path, kind):
-    # llama.cpp's patterns are of four layers.
-    change = {"layer_types": None, "no_rope_layer_interval": 4}
+    # A GGUF file does not say which layers of SmolLM3 have a rotary embedding: in llama.cpp, three of four.
+    change = {"no_rope_layer_interval": 4} if kind == "smollm3" else {}
     model = jaxspec.load(folders.write_gguf(tmp_path / "model.gguf", kind))
     expected = jaxspec.load(folders.write(tmp_path / "folder", kind, config=change))
     assert model.module.config == expected.module.config
     jax.tree.map(np.testing.assert_array_equal, model.params, expected.params)
     names = {tuple(key.key for key in path) for path, _ in jax.tree.leaves_with_path(model.params)}
     assert {mapping.path for mapping in find_family({"model_type": kind}).map_params(model.module.config)} == names
+
+
+@pytest.mark.parametrize(
+    ("pattern", "windows"), [(None, (8, 8, 8)), (2, (8, None, 8)), (1, (None,) * 3), ([False, True, True], (None, 8, 8))]
+)
+def test_windows_of_a_gguf_file(tmp_path, monkeypatch, pattern, windows):
+    """llama.cpp's converter writes one flag for each layer; its reader also takes a period, 4 without either."""
+    path = _with_pattern(tmp_path, monkeypatch, pattern)
+    assert read_config(read_gguf_checkpoint(path).config).windows == windows
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (0, "olmo2.attention.sliding_window_pattern: expected an integer from 1 .* or a list of true and false, got 0"),
+        ([True] * 2, "olmo2.attention.sliding_window_pattern or .*block_count: expected one type per layer, got 2"),
+        ([1, 1, 0], "olmo2.attention.sliding_window_pattern: expected an integer .* got .1, 1, 0."),
+    ],
+)
+def test_patterns_of_windows_that_are_refused(tmp_path, monkeypatch, pattern, message):
+    with pytest.raises(FileFormatError, match=message):
+        read_gguf_checkpoint(_with_pattern(tmp_path, monkeypatch, pattern))
+
+
+def _with_pattern(folder, monkeypatch, pattern):
+    write = gguf.GGUFWriter.add_sliding_window_pattern
+    change = lambda self, _: None if pattern is None else write(self, pattern)  # noqa: E731
+    monkeypatch.setattr(gguf.GGUFWriter, "add_sliding_window_pattern", change)
+    return folders.write_gguf(folder / "model.gguf", "olmo3")
 
 
 def test_scales_of_a_residual_and_of_logits(tmp_path):

@@ -46,6 +46,20 @@ MUTANTS = (
         (f"{_SMALL}::test_norms_after_each_part",),
     ),
     Mutant(
+        "an OLMo 3 in GGUF has the attention factor of YaRN twice",
+        "families/olmo.py",
+        'values["rope_scaling"] = scaling | {"attention_factor": attention}',
+        "pass",
+        (f"{_SMALL}::test_a_gguf_file_equals_the_folder[olmo3]",),
+    ),
+    Mutant(
+        "the layers of an OLMo 3 in GGUF that have a window are always three of four",
+        "families/olmo.py",
+        'settings.get("attention.sliding_window_pattern", _GLOBAL_EVERY)',
+        "_GLOBAL_EVERY",
+        (f"{_SMALL}::test_windows_of_a_gguf_file",),
+    ),
+    Mutant(
         "a layer adds all that it computes",
         "nn/layers.py",
         "mixed = scaled(mixed, spec.residual_scale)",
