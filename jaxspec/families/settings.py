@@ -205,12 +205,12 @@ SAVED: dict[str, Setting] = {
     "norm_all_heads": FLAG,
     "clip_qkv": MULTIPLIER.or_null(),
     "experts": table_of(_SAVED_EXPERTS).or_null(),
-    **dict.fromkeys(("sinks", "pre_norms"), FLAG),
+    **dict.fromkeys(("sinks", "pre_norms", "rounded_embedding_scale"), FLAG),
     **dict.fromkeys(("residual_scale", "logit_scale"), MULTIPLIER),
 }
 # Those that models lack which were saved before there were any.
 _LATER = ("norm_all_heads", "clip_qkv", "experts", "sinks", "clamped", "bias")
-_LATER += ("pre_norms", "residual_scale", "logit_scale")
+_LATER += ("pre_norms", "residual_scale", "logit_scale", "rounded_embedding_scale")
 
 
 def check_settings(values: Mapping[str, Any], table: Mapping[str, Setting] | None = None, prefix: str = "") -> None:

@@ -1,5 +1,7 @@
 """OLMo 2 and 3, Granite 3, SmolLM3 and Mistral Small 3: their settings, GGUF files and published sizes."""
 
+import dataclasses
+
 import gguf
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,8 @@ from jaxspec.checkpoints.gguf import read_gguf_checkpoint
 from jaxspec.families.settings import SettingError
 from jaxspec.families.table import find_family, read_config, text_settings
 from jaxspec.io.files import FileFormatError
+from jaxspec.nn.layers import scaled
+from jaxspec.nn.transformer import embed
 from tests._fixtures import folders
 
 KINDS = ("olmo2", "olmo3", "granite", "smollm3")
@@ -80,7 +84,8 @@ def test_a_gguf_file_equals_the_folder(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "windows"), [(None, (8, 8, 8)), (2, (8, None, 8)), (1, (None,) * 3), ([False, True, True], (None, 8, 8))]
+    ("pattern", "windows"),
+    [(None, (8, 8, 8)), (2, (8, None, 8)), (1, (None,) * 3), ([False, True, True], (None, 8, 8))],
 )
 def test_windows_of_a_gguf_file(tmp_path, monkeypatch, pattern, windows):
     """llama.cpp's converter writes one flag for each layer; its reader also takes a period, 4 without either."""
@@ -121,6 +126,21 @@ def test_scales_of_a_residual_and_of_logits(tmp_path):
     np.testing.assert_allclose(exit_logits, smaller.logits, atol=1e-5)
     head = scaled.normalize(smaller.hidden[0]) @ scaled.head.T
     np.testing.assert_allclose(head, smaller.logits, atol=1e-4)
+
+
+def test_multipliers_are_not_rounded_to_bfloat16():
+    """As in PyTorch, a product with a float is computed in float32 and rounded once; Gemma rounds its factor first."""
+    x = jax.random.normal(jax.random.key(0), (64, 32)).astype(jnp.bfloat16)
+    wide = np.asarray(x, np.float32)
+    once = (wide * np.float32(0.22)).astype(jnp.bfloat16)
+    twice = (wide * np.float32(jnp.bfloat16(0.22))).astype(jnp.bfloat16)
+    assert (once != twice).any()
+    np.testing.assert_array_equal(jax.jit(lambda x: scaled(x, 0.22))(x), once)
+    config = read_config(folders.CONFIGS["granite"] | {"embedding_multiplier": 0.22})
+    rows = lambda config: embed(config, {"embedding": x}, jnp.arange(64)[None])[0]  # noqa: E731
+    np.testing.assert_array_equal(rows(config), once)
+    gemma = read_config(folders.CONFIGS["gemma3_text"])
+    np.testing.assert_array_equal(rows(dataclasses.replace(gemma, embedding_scale=0.22)), twice)
 
 
 def test_the_text_part_of_mistral_small():

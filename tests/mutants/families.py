@@ -60,6 +60,20 @@ MUTANTS = (
         (f"{_SMALL}::test_windows_of_a_gguf_file",),
     ),
     Mutant(
+        "a multiplier is rounded to bfloat16 before the product",
+        "nn/layers.py",
+        "rounded((x.astype(jnp.float32) * factor).astype(x.dtype))",
+        "rounded(x * jnp.asarray(factor, x.dtype))",
+        (f"{_SMALL}::test_multipliers_are_not_rounded_to_bfloat16",),
+    ),
+    Mutant(
+        "Granite's multiplier of embeddings is rounded to bfloat16 before the product",
+        "families/granite.py",
+        "rounded_embedding_scale=False",
+        "rounded_embedding_scale=True",
+        (f"{_SMALL}::test_multipliers_are_not_rounded_to_bfloat16",),
+    ),
+    Mutant(
         "a layer adds all that it computes",
         "nn/layers.py",
         "mixed = scaled(mixed, spec.residual_scale)",
