@@ -1,15 +1,18 @@
 """OLMo 2 and 3, Granite 3, SmolLM3 and Mistral Small 3: their settings, GGUF files and published sizes."""
 
 import dataclasses
+import json
 
 import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import jaxspec
 from jaxspec.checkpoints.gguf import read_gguf_checkpoint
+from jaxspec.contrib import exit_head
 from jaxspec.families.settings import SettingError
 from jaxspec.families.table import find_family, read_config, text_settings
 from jaxspec.io.files import FileFormatError
@@ -114,7 +117,7 @@ def _with_pattern(folder, monkeypatch, pattern):
 
 
 def test_scales_of_a_residual_and_of_logits(tmp_path):
-    """A layer adds a part of what it computes, and logits are divided, also those of an early exit."""
+    """A layer adds a part of what it computes, and logits are divided, also those of early exits and of new heads."""
     folder = folders.write(tmp_path, "granite", config={"logits_scaling": 1.0, "residual_multiplier": 1e-6})
     model, tokens = jaxspec.load(folder), jnp.asarray([[1, 2, 3]])
     output = model(tokens, model.init_cache(1, 8), capture=(0, 3))
@@ -126,6 +129,8 @@ def test_scales_of_a_residual_and_of_logits(tmp_path):
     np.testing.assert_allclose(exit_logits, smaller.logits, atol=1e-5)
     head = scaled.normalize(smaller.hidden[0]) @ scaled.head.T
     np.testing.assert_allclose(head, smaller.logits, atol=1e-4)
+    untrained = exit_head.init(scaled, jax.random.key(0), layers=3, blocks=0)
+    np.testing.assert_allclose(untrained(scaled, smaller.hidden[0]), smaller.logits, atol=1e-4)
 
 
 def test_multipliers_are_not_rounded_to_bfloat16():
@@ -147,3 +152,25 @@ def test_the_text_part_of_mistral_small():
     text = folders.CONFIGS["mistral"] | {"sliding_window": None}
     whole = {"model_type": "mistral3", "vision_config": {}, "text_config": text}
     assert read_config(text_settings(whole)) == read_config(text)
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_a_folder_of_mistral_small(tmp_path, old):
+    """It also has a vision tower and a projector; transformers 5 has other names for the text's tensors."""
+    text = folders.CONFIGS["mistral"] | {"sliding_window": None}
+    folder = folders.write(tmp_path, "mistral", config=text)
+    expected = jaxspec.load(folder)
+    tensors = load_file(folder / "model.safetensors")
+    rename = (lambda name: f"language_model.{name}") if old else _in_transformers_5
+    vision = {"vision_tower.patch_conv.weight", "multi_modal_projector.linear_1.weight"}
+    vision = {name if old else f"model.{name}": np.zeros((4, 4), np.float32) for name in vision}
+    save_file({rename(name): x for name, x in tensors.items()} | vision, folder / "model.safetensors")
+    whole = {"model_type": "mistral3", "vision_config": {"model_type": "pixtral"}, "text_config": text}
+    (folder / "config.json").write_text(json.dumps(whole | {"architectures": ["Mistral3ForConditionalGeneration"]}))
+    model = jaxspec.load(folder)
+    assert model.module.config == expected.module.config
+    jax.tree.map(np.testing.assert_array_equal, model.params, expected.params)
+
+
+def _in_transformers_5(name):
+    return name.replace("model.", "model.language_model.", 1)

@@ -74,6 +74,13 @@ MUTANTS = (
         (f"{_SMALL}::test_multipliers_are_not_rounded_to_bfloat16",),
     ),
     Mutant(
+        "new heads have other logits than a target that divides them",
+        "heads/untrained.py",
+        "factor * jnp.asarray(x, jnp.float32) for",
+        "jnp.asarray(x, jnp.float32) for",
+        (f"{_SMALL}::test_scales_of_a_residual_and_of_logits",),
+    ),
+    Mutant(
         "a layer adds all that it computes",
         "nn/layers.py",
         "mixed = scaled(mixed, spec.residual_scale)",
