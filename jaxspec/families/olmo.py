@@ -73,11 +73,12 @@ def _read_gguf_settings(
     settings: Mapping[str, Any], config: Mapping[str, Any], tensors: Mapping[str, LazyTensor]
 ) -> dict[str, Any]:
     """Returns the rotary embedding, and the windows of llama.cpp's "olmo2" architecture, with which it is an OLMo 3."""
-    values = read_rope_scaling(settings, config, tensors) | {"attention_bias": "blk.0.attn_output.bias" in tensors}
+    values = read_rope_scaling(settings, config, tensors)
     scaling, attention = values.get("rope_scaling", {}), settings.get("rope.scaling.attn_factor")
     if scaling.get("rope_type") == "yarn" and attention is not None:
         # Unlike for other models, llama.cpp's converter writes the whole factor.
         values["rope_scaling"] = scaling | {"attention_factor": attention}
+    values["attention_bias"] = "blk.0.attn_output.bias" in tensors
     if window := settings.get("attention.sliding_window"):
         values |= {"model_type": OLMO3.model_type, "sliding_window": window}
         pattern = settings.get("attention.sliding_window_pattern", _GLOBAL_EVERY)
