@@ -81,6 +81,13 @@ MUTANTS = (
         (f"{_SMALL}::test_scales_of_a_residual_and_of_logits",),
     ),
     Mutant(
+        "a loop over layers stacks the biases of all experts in each pass",
+        "nn/layer_loop.py",
+        "path[-2].key in OF_EXPERTS",
+        "False",
+        ("tests/nn/test_layer_rows.py::test_a_loop_stacks_no_bias_of_experts",),
+    ),
+    Mutant(
         "a layer adds all that it computes",
         "nn/layers.py",
         "mixed = scaled(mixed, spec.residual_scale)",
