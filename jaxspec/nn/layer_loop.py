@@ -1,8 +1,8 @@
 """Runs layers in one loop, which is traced and compiled once for each kind of layer instead of once for each layer.
 
 Weights of native kernels stay where they are: a product takes those of all layers, and the layer's number. So does
-attention, over the whole cache; of experts' biases, only rows are read. Other weights would be copied, since XLA slices a layer's weights out of stacked ones
-before it multiplies by them; their layers are not run in a loop.
+attention, over the whole cache; of experts' biases, only rows are read. Other weights would be copied, since XLA slices
+a layer's weights out of stacked ones before it multiplies by them; their layers are not run in a loop.
 
     layer      0  1  2  3  4  5
     kind       0  1  0  0  1  1     by specification, format and shape of the weights
