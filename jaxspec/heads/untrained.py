@@ -80,7 +80,7 @@ def rope_of(target: LanguageModel) -> Rope:
 def final_norm(target: LanguageModel) -> dict[str, Array]:
     """Returns the parameters of the target's final norm times the factor of its logits, float32.
 
-    A head that begins with them has the target's confidence, whatever norm it learns.
+    A head that begins with them is as confident as the target.
     """
     factor = target.module.config.logit_scale
     return {name: factor * jnp.asarray(x, jnp.float32) for name, x in target.params["final_norm"].items()}
