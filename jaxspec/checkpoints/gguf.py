@@ -306,6 +306,7 @@ class _Source:
         """Returns the file's key for a setting, given its name in `config.json` or in GGUF."""
         own = {theirs: own for own, theirs in self.layout.settings.items()} | {
             "sliding_window": "attention.sliding_window",
+            "layer_types": "attention.sliding_window_pattern",
             "rope_scaling.factor": "rope.scaling.factor",
         }
         key = own.get(key, key)

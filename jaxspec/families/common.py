@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxspec.families.base import LazyTensor, ParamMapping, Shape
 from jaxspec.families.ropes import read_one_rope, write_scaling
-from jaxspec.families.settings import COUNT, MULTIPLIER, NOT_NEGATIVE, POSITIVE, SIZE, TEXT, SettingError
+from jaxspec.families.settings import COUNT, MULTIPLIER, NOT_NEGATIVE, PATTERN, POSITIVE, SIZE, TEXT, SettingError
 from jaxspec.nn.config import TransformerConfig
 from jaxspec.ops.rope import Rope
 
@@ -300,6 +300,7 @@ FURTHER_SETTINGS = {
     **dict.fromkeys(("attention.value_length", "rope.dimension_count"), SIZE),
     **dict.fromkeys(("attention.sliding_window", "expert_count"), COUNT),
     **dict.fromkeys(("attention.scale", "residual_scale", "embedding_scale", "logit_scale"), MULTIPLIER),
+    "attention.sliding_window_pattern": PATTERN,
     "rope.scaling.type": TEXT,
     **dict.fromkeys(("rope.scaling.factor", "rope.scale_linear"), NOT_NEGATIVE),
     **{f"rope.scaling.{key}": setting for key, setting in _GGUF_YARN.items()},

@@ -125,6 +125,9 @@ _RANKS = {"_bias": 2, ".weight": 3, None: 3}
 
 def _respell(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     """Returns all tensors under the names that `_map_layer` has."""
+    # One slot for all: parameters are built one after the other, so that one tensor is held, and read once for both of
+    # its parts.
+    held = functools.lru_cache(1)(lambda read: read())
     found = dict(tensors)
     for name, tensor in tensors.items():
         match = _OF_EXPERTS.match(name)
@@ -133,34 +136,38 @@ def _respell(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
         elif match is None or len(tensor.shape) != _RANKS[match[3]]:
             continue
         else:
-            ending = ".bias" if match[3] == "_bias" else ".weight"
-            each = _parts(tensor, outputs_last=match[3] is None, takes_turns=match[2] == "gate_up")
-            own = {f"{match[1]}.{part}_proj{ending}": one for part, one in each.items()}
+            ending, tensor = ".bias" if match[3] == "_bias" else ".weight", _inputs_last(tensor, swap=match[3] is None)
+            parts = _halves(tensor, held) if match[2] == "gate_up" else {"down": tensor}
+            own = {f"{match[1]}.{part}_proj{ending}": one for part, one in parts.items()}
         del found[name]
         # A tensor that is stored in two forms keeps its name, and so is reported as unexpected.
-        found |= {name: tensor} if own.keys() & found.keys() else own
+        found |= {name: tensors[name]} if own.keys() & found.keys() else own
     return found
 
 
-def _parts(tensor: LazyTensor, *, outputs_last: bool, takes_turns: bool) -> dict[str, LazyTensor]:
-    """Returns the tensors of gate and up, or that of down, with inputs last."""
-    # Parameters are built one after the other, so that one tensor is held and read once for both of its parts.
-    read = functools.lru_cache(1)(tensor.read)
-    blocks = tensor.blocks and functools.lru_cache(1)(tensor.blocks)
-    shape = (*tensor.shape[:-2], *tensor.shape[:-3:-1]) if outputs_last else tensor.shape
-    count, rows, *rest = shape
+def _inputs_last(tensor: LazyTensor, *, swap: bool) -> LazyTensor:
+    if not swap:
+        return tensor
+    count, inputs, outputs = tensor.shape
+    return LazyTensor((count, outputs, inputs), lambda: tensor.read().swapaxes(1, 2))
 
-    def part(first: int, step: int) -> LazyTensor:
+
+def _halves(tensor: LazyTensor, held: Callable[[Callable[[], Any]], Any]) -> dict[str, LazyTensor]:
+    """Returns the tensors of gates and ups, which take turns in one; `held` returns the last read tensor again."""
+    count, rows, *rest = tensor.shape
+    blocks = tensor.blocks
+
+    def half(first: int) -> LazyTensor:
         def take(values: np.ndarray) -> np.ndarray:
-            return values[:, first::step]
+            return values[:, first::2]
 
-        def floats() -> np.ndarray:
-            return take(read().swapaxes(1, 2) if outputs_last else read())
+        size = (count, len(range(first, rows, 2)), *rest)
+        floats = lambda: take(held(tensor.read))  # noqa: E731
+        if blocks is None:
+            return LazyTensor(size, floats)
+        return LazyTensor(size, floats, _taken(lambda: held(blocks), take))
 
-        size = (count, len(range(first, rows, step)), *rest)
-        return LazyTensor(size, floats) if blocks is None else LazyTensor(size, floats, _taken(blocks, take))
-
-    return {"gate": part(0, 2), "up": part(1, 2)} if takes_turns else {"down": part(0, 1)}
+    return {"gate": half(0), "up": half(1)}
 
 
 def _taken(blocks: Callable[[], Blocks], take: Callable[[np.ndarray], np.ndarray]) -> Callable[[], Blocks]:

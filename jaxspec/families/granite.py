@@ -55,6 +55,7 @@ def _read_config(config: Mapping[str, Any]) -> TransformerConfig:
         mlp_bias=config["mlp_bias"],
         attention_scale=float(config["attention_multiplier"]),
         embedding_scale=float(config["embedding_multiplier"]),
+        rounded_embedding_scale=False,
         residual_scale=float(config["residual_multiplier"]),
         logit_scale=1 / float(config["logits_scaling"]),
     )

@@ -3,7 +3,7 @@
 OLMo 3 has windows in three of four layers; only the others have a scaled rotary embedding.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jaxspec.families.base import Family, GGUFLayout, LazyTensor, ParamMapping
@@ -48,7 +48,7 @@ def _read_olmo2(config: Mapping[str, Any]) -> TransformerConfig:
 
 def _read_olmo3(config: Mapping[str, Any]) -> TransformerConfig:
     layers = need(config, "num_hidden_layers")
-    kinds = config["layer_types"] or [LOCAL if (i + 1) % _GLOBAL_EVERY else GLOBAL for i in range(layers)]
+    kinds = config["layer_types"] or _layer_types(_pattern(layers, _GLOBAL_EVERY))
     windows = read_windows(kinds, config["sliding_window"], layers)
     nested, scaling = config["rope_parameters"] or {}, config["rope_scaling"] or {}
     place = "rope_scaling" if scaling else "rope_parameters"
@@ -72,11 +72,29 @@ def _map_params(config: TransformerConfig) -> Iterator[ParamMapping]:
 def _read_gguf_settings(
     settings: Mapping[str, Any], config: Mapping[str, Any], tensors: Mapping[str, LazyTensor]
 ) -> dict[str, Any]:
-    """Returns the rotary embedding, and the window of llama.cpp's "olmo2" architecture, with which it is an OLMo 3."""
-    values = read_rope_scaling(settings, config, tensors) | {"attention_bias": "blk.0.attn_output.bias" in tensors}
+    """Returns the rotary embedding, and the windows of llama.cpp's "olmo2" architecture, with which it is an OLMo 3."""
+    values = read_rope_scaling(settings, config, tensors)
+    scaling, attention = values.get("rope_scaling", {}), settings.get("rope.scaling.attn_factor")
+    if scaling.get("rope_type") == "yarn" and attention is not None:
+        # Unlike for other models, llama.cpp's converter writes the whole factor.
+        values["rope_scaling"] = scaling | {"attention_factor": attention}
+    values["attention_bias"] = "blk.0.attn_output.bias" in tensors
     if window := settings.get("attention.sliding_window"):
         values |= {"model_type": OLMO3.model_type, "sliding_window": window}
+        pattern = settings.get("attention.sliding_window_pattern", _GLOBAL_EVERY)
+        if isinstance(pattern, int):
+            pattern = _pattern(need(config, "num_hidden_layers"), pattern)
+        values["layer_types"] = _layer_types(pattern)
     return values
+
+
+def _layer_types(pattern: Iterable[bool]) -> list[str]:
+    return [LOCAL if has_window else GLOBAL for has_window in pattern]
+
+
+def _pattern(layers: int, period: int) -> list[bool]:
+    """Returns which layers have a window: all but the last of each period."""
+    return [bool((layer + 1) % period) for layer in range(layers)]
 
 
 OLMO2 = Family(

@@ -101,6 +101,8 @@ MULTIPLIER = number(0.99e-6, 1.001e6, "a number from 1e-6 to 1e6")
 FLAG = Setting("true or false", lambda x: isinstance(x, bool))
 TEXT = Setting("a text", lambda x: isinstance(x, str))
 TEXTS = list_of(TEXT, "texts")
+_FLAGS = list_of(FLAG, "true and false")
+PATTERN = Setting(f"{SIZE.expected}, or {_FLAGS.expected}", lambda x: SIZE.accepts(x) or _FLAGS.accepts(x))
 IDS = Setting("a token id of at least 0, or a list of them", lambda x: COUNT.accepts(x) or _ID_LIST.accepts(x))
 _ID_LIST = list_of(COUNT, "token ids")
 
@@ -203,12 +205,12 @@ SAVED: dict[str, Setting] = {
     "norm_all_heads": FLAG,
     "clip_qkv": MULTIPLIER.or_null(),
     "experts": table_of(_SAVED_EXPERTS).or_null(),
-    **dict.fromkeys(("sinks", "pre_norms"), FLAG),
+    **dict.fromkeys(("sinks", "pre_norms", "rounded_embedding_scale"), FLAG),
     **dict.fromkeys(("residual_scale", "logit_scale"), MULTIPLIER),
 }
 # Those that models lack which were saved before there were any.
 _LATER = ("norm_all_heads", "clip_qkv", "experts", "sinks", "clamped", "bias")
-_LATER += ("pre_norms", "residual_scale", "logit_scale")
+_LATER += ("pre_norms", "residual_scale", "logit_scale", "rounded_embedding_scale")
 
 
 def check_settings(values: Mapping[str, Any], table: Mapping[str, Setting] | None = None, prefix: str = "") -> None:

@@ -77,6 +77,15 @@ def rope_of(target: LanguageModel) -> Rope:
     return next((rope for rope in target.module.config.ropes if rope is not None), Rope(10_000.0))
 
 
+def final_norm(target: LanguageModel) -> dict[str, Array]:
+    """Returns the parameters of the target's final norm times the factor of its logits, float32.
+
+    A head that begins with them is as confident as the target.
+    """
+    factor = target.module.config.logit_scale
+    return {name: factor * jnp.asarray(x, jnp.float32) for name, x in target.params["final_norm"].items()}
+
+
 def initial(module: nn.Module, rng: Array, *inputs: Any, method: str | None = None) -> dict[str, Any]:
     """Returns a module's newly initialized `params` collection."""
     # In one program, which omits what the parameters do not depend on; otherwise each operation would be compiled.

@@ -24,6 +24,7 @@ _FLAGS = (
     "norm_all_heads",
     "sinks",
     "pre_norms",
+    "rounded_embedding_scale",
 )
 
 
@@ -71,6 +72,7 @@ class TransformerConfig:
     Sizes count elements. `windows[i]` is the number of positions that layer `i` attends to, the token's own included
     (`None`: all). `ropes[i]` is its rotary embedding (`None`: none; if all are, there are `context_length` learned
     absolute positions). `residual_scale` multiplies what a layer adds, `logit_scale` the input of the output head.
+    With `rounded_embedding_scale`, `embedding_scale` is rounded to the embedding's dtype before the product.
 
     Raises:
       TypeError, ValueError: a field has the wrong type or is out of range, or fields do not fit each other.
@@ -110,6 +112,7 @@ class TransformerConfig:
     pre_norms: bool = True
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    rounded_embedding_scale: bool = True
 
     def __post_init__(self):
         owner = "TransformerConfig"

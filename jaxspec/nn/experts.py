@@ -30,15 +30,18 @@ from jaxspec.core.parts import on_one_device, summed_on_each
 from jaxspec.core.sums import rounded, row_sum
 from jaxspec.nn.layers import ACTIVATIONS, Dense, weight
 from jaxspec.ops.experts import project_by_expert
+from jaxspec.ops.layer_rows import LayerRows
 from jaxspec.ops.packed import Axes, PackedWeight
 
 _Kernel = Float[Array, "e *out in"] | PackedWeight
-_Bias = Float[Array, "e *out"] | None
+_Bias = Float[Array, "e *out"] | LayerRows | None
 # Takes gate and up, and returns the input of the down product.
 Gate = Callable[[Float[Array, "n inner"], Float[Array, "n inner"]], Float[Array, "n inner"]]
 
 # The name of the router among the modules of a layer. Rounding it would change which experts are chosen.
 ROUTER = "router"
+# The names of the products of all experts. Their biases are large, and only rows of them are read.
+OF_EXPERTS = _GATE_UP, _DOWN = "experts_gate_up", "experts_down"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,8 +119,8 @@ class Experts(nn.Module):
         logits = Dense((spec.count,), spec.bias, self.dtype, name=ROUTER)(x)
         chances, chosen = choose(logits, spec.per_token, normalized=spec.normalized)
         inner, outer = (spec.count, 2, spec.inner_width, spec.width), (spec.count, spec.width, spec.inner_width)
-        gate_up, bias = _Stack(inner, spec.bias, self.dtype, name="experts_gate_up")()
-        down, bias_of_down = _Stack(outer, spec.bias, self.dtype, name="experts_down")()
+        gate_up, bias = _Stack(inner, spec.bias, self.dtype, name=_GATE_UP)()
+        down, bias_of_down = _Stack(outer, spec.bias, self.dtype, name=_DOWN)()
         mixed = _mix_on_devices(x, chances, chosen, gate_up, down, bias, gate=spec.gate)
         return mixed if bias_of_down is None else mixed + _mix_biases(chances, chosen, bias_of_down).astype(x.dtype)
 
@@ -136,8 +139,12 @@ class _Stack(nn.Module):
     @nn.compact
     def __call__(self) -> tuple[_Kernel, _Bias]:
         kernel = weight(self, "kernel", self.shape, self.dtype)
-        bias = self.param("bias", nn.initializers.zeros, self.shape[:-1], self.dtype) if self.bias else None
-        return kernel, bias
+        if not self.bias:
+            return kernel, None
+        stored = self.get_variable("params", "bias")
+        if isinstance(stored, LayerRows):  # Flax would take it for an array
+            return kernel, stored
+        return kernel, self.param("bias", nn.initializers.zeros, self.shape[:-1], self.dtype)
 
 
 def choose(
@@ -174,7 +181,7 @@ def _mix_on_devices(
     chosen: Int[Array, "b t k"],
     gate_up: Float[Array, "e 2 inner d"] | PackedWeight,
     down: Float[Array, "e d inner"] | PackedWeight,
-    bias: Float[Array, "e 2 inner"] | None,
+    bias: Float[Array, "e 2 inner"] | LayerRows | None,
     *,
     gate: Gate,
 ) -> Float[Array, "b t d"]:
@@ -184,7 +191,8 @@ def _mix_on_devices(
         return mix(flat(x), flat(chances), flat(chosen), gate_up, down, bias, gate=gate).reshape(x.shape)
     count, kernels = gate_up.shape[0], tuple(zip((gate_up, down), _AXES, strict=True))
     arrays = [each for kernel, axes in kernels for each in _arrays(kernel, axes)]
-    arrays += [] if bias is None else [(bias, _BIAS_AXES)]
+    if bias is not None:
+        arrays.append((bias[jnp.arange(count)] if isinstance(bias, LayerRows) else bias, _BIAS_AXES))
     rows = ("batch", None, None)
 
     def own(x: Array, chances: Array, chosen: Array, numbers: Int[Array, "e"], *parts: Array) -> Array:
@@ -221,7 +229,7 @@ def mix(
     chosen: Int[Array, "n k"],
     gate_up: Float[Array, "e 2 inner d"] | PackedWeight,
     down: Float[Array, "e d inner"] | PackedWeight,
-    bias: Float[Array, "e 2 inner"] | None = None,
+    bias: Float[Array, "e 2 inner"] | LayerRows | None = None,
     *,
     gate: Gate,
     first: Int[Array, ""] | None = None,
@@ -256,7 +264,7 @@ def mix(
 
 
 def _mix_biases(
-    chances: Float[Array, "b t k"], chosen: Int[Array, "b t k"], bias: Float[Array, "e d"]
+    chances: Float[Array, "b t k"], chosen: Int[Array, "b t k"], bias: Float[Array, "e d"] | LayerRows
 ) -> Float[Array, "b t d"]:
     """Adds up the biases of the chosen experts' outputs times their chances, once for all devices that share them."""
     return _sum_of_shares(chances, bias[chosen].astype(jnp.float32))

@@ -1,8 +1,8 @@
 """Runs layers in one loop, which is traced and compiled once for each kind of layer instead of once for each layer.
 
 Weights of native kernels stay where they are: a product takes those of all layers, and the layer's number. So does
-attention, over the whole cache. Other weights would be copied, since XLA slices a layer's weights out of stacked ones
-before it multiplies by them; their layers are not run in a loop.
+attention, over the whole cache; of experts' biases, only rows are read. Other weights would be copied, since XLA slices
+a layer's weights out of stacked ones before it multiplies by them; their layers are not run in a loop.
 
     layer      0  1  2  3  4  5
     kind       0  1  0  0  1  1     by specification, format and shape of the weights
@@ -23,7 +23,9 @@ from jaxtyping import Float, Int
 
 from jaxspec.nn.cache_by_kind import after_all
 from jaxspec.nn.cache_native import NativeKVCache
+from jaxspec.nn.experts import OF_EXPERTS
 from jaxspec.nn.layers import PRODUCTS, Block, LayerSpec
+from jaxspec.ops.layer_rows import LayerRows
 from jaxspec.ops.packed import LayerWeight, is_packed
 
 
@@ -96,6 +98,14 @@ def run_in_loop(
 
 def _select(params: Sequence[Any]) -> Callable[[Int[Array, ""]], Any]:
     """Returns a function from a member of a kind to its parameters; small arrays are stacked, once for all members."""
-    stacks = jax.tree.map(lambda *x: x if is_packed(x[0]) else jnp.stack(x), *params, is_leaf=is_packed)
-    several = functools.partial(jax.tree.map, is_leaf=lambda x: isinstance(x, tuple))
-    return lambda member: several(lambda x: LayerWeight(x, member) if isinstance(x, tuple) else x[member], stacks)
+
+    def of_member(path: Any, *each: Any) -> Callable[[Int[Array, ""]], Any]:
+        if is_packed(each[0]):
+            return lambda member: LayerWeight(each, member)
+        if path[-1].key == "bias" and path[-2].key in OF_EXPERTS:
+            return lambda member: LayerRows(each, member)
+        stacked = jnp.stack(each)
+        return lambda member: stacked[member]
+
+    found = jax.tree.map_with_path(of_member, *params, is_leaf=is_packed)
+    return lambda member: jax.tree.map(lambda one: one(member), found)

@@ -71,8 +71,8 @@ def weight(
 
 
 def scaled(x: Float[Array, "*rows d"], factor: float) -> Float[Array, "*rows d"]:
-    """Multiplies by a factor in the dtype of `x`, rounded; a factor of 1 changes nothing."""
-    return x if factor == 1 else rounded(x * jnp.asarray(factor, x.dtype))
+    """Multiplies by a factor in float32, rounded once to the dtype of `x`; a factor of 1 changes nothing."""
+    return x if factor == 1 else rounded((x.astype(jnp.float32) * factor).astype(x.dtype))
 
 
 class Dense(nn.Module):

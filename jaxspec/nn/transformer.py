@@ -141,7 +141,10 @@ def with_params(module: Transformer, params: Any) -> Callable[[int, LayerSpec, i
 def embed(config: TransformerConfig, params: Any, tokens: Int[Array, "b t"]) -> Float[Array, "b t width"]:
     """Looks up the embeddings of tokens, scaled for the family."""
     table = params["embedding"]
-    return rounded(_rows(table, tokens) * jnp.asarray(config.embedding_scale, table.dtype))
+    rows = _rows(table, tokens)
+    if not config.rounded_embedding_scale:
+        return scaled(rows, config.embedding_scale)
+    return rounded(rows * jnp.asarray(config.embedding_scale, table.dtype))
 
 
 def _rows(table: Float[Array, "n width"] | PackedWeight, tokens: Int[Array, "b t"]) -> Float[Array, "b t width"]:

@@ -32,6 +32,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "rope_theta": 10000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "attention_factor": 1.25,
+            "beta_fast": 16.0,
+            "beta_slow": 2.0,
+            "original_max_position_embeddings": 16,
+        },
     },
     "granite": {
         "model_type": "granite",
@@ -140,8 +148,13 @@ def add_gguf_settings(family: str, writer: Any) -> None:
         writer.add_logit_scale(config["logits_scaling"])
     if family == "olmo3":
         writer.add_sliding_window(config["sliding_window"])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+        writer.add_rope_scaling_attn_factors(config["rope_scaling"]["attention_factor"])
+        writer.add_rope_scaling_yarn_beta_fast(config["rope_scaling"]["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(config["rope_scaling"]["beta_slow"])
     if family == "gpt_oss":
         writer.add_sliding_window(config["sliding_window"])
+    if family in ("gpt_oss", "olmo3"):
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(config["rope_scaling"]["factor"])
         writer.add_rope_scaling_orig_ctx_len(config["rope_scaling"]["original_max_position_embeddings"])

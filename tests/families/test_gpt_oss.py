@@ -1,7 +1,10 @@
 """gpt-oss: its settings, the three forms of its experts, MXFP4 as stored, GGUF files, published sizes."""
 
+import collections
 import dataclasses
+import functools
 import json
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import jaxspec
 from jaxspec.checkpoints.params import abstract_model
+from jaxspec.families.base import LazyTensor
 from jaxspec.families.gpt_oss import GPT_OSS
 from jaxspec.families.settings import SettingError
 from jaxspec.families.table import read_config, read_head_config, shape
@@ -63,7 +67,7 @@ def test_a_head_has_no_experts():
 
 def test_layout():
     source = folders.tensors("gpt_oss")
-    tensors = {name: jaxspec.families.LazyTensor(x.shape, lambda x=x: x) for name, x in source.items()}
+    tensors = {name: LazyTensor(x.shape, lambda x=x: x) for name, x in source.items()}
     found, name = GPT_OSS.respell(tensors), "model.layers.1.mlp.experts"
     both, bias = source[f"{name}.gate_up_proj"], source[f"{name}.gate_up_proj_bias"]
     for part, at in (("gate", 0), ("up", 1)):
@@ -75,6 +79,29 @@ def test_layout():
     paths = {mapping.path for mapping in GPT_OSS.map_params(config)}
     shapes = abstract_model(config, jnp.float32).params
     assert paths == {tuple(key.key for key in path) for path, _ in jax.tree.leaves_with_path(shapes)}
+
+
+def test_one_tensor_of_experts_is_held():
+    """Each is read once for both of its parts, and let go when the next is read."""
+    source, alive, reads = folders.tensors("gpt_oss"), weakref.WeakSet(), collections.Counter()
+
+    def read(name):
+        reads[name] += 1
+        copy = source[name].copy().view(_Counted)
+        alive.add(copy)
+        return copy
+
+    tensors = {name: LazyTensor(x.shape, functools.partial(read, name)) for name, x in source.items()}
+    found, most = GPT_OSS.respell(tensors), 0
+    for mapping in GPT_OSS.map_params(read_config(BASE)):
+        for name, _ in mapping.sources:
+            found[name if name.startswith("lm_head") else f"model.{name}"].read()
+            most = max(most, len(alive))
+    assert most == 1 and max(reads.values()) == 1 and len(reads) == len(source)
+
+
+class _Counted(np.ndarray):
+    __hash__ = object.__hash__
 
 
 def test_a_gguf_file_equals_the_folder(tmp_path):

@@ -153,7 +153,7 @@ def init(
     module = network_for(target, mlp_width, blocks)
     own = module.init(rng, jnp.zeros((1, 1, target.module.config.width), jnp.float32))["params"]
     silent = lambda path, x: jnp.zeros_like(x) if path[-2].key == "down" else x  # noqa: E731
-    own = jax.tree.map_with_path(silent, own) | {"final_norm": dict(target.params["final_norm"])}
+    own = jax.tree.map_with_path(silent, own) | {"final_norm": untrained.final_norm(target)}
     ids, counts = None, untrained.known_counts(target, token_counts)
     if draft_vocabulary is not None:
         ids = jnp.asarray(untrained.draft_vocabulary(target, draft_vocabulary, counts))

@@ -99,8 +99,8 @@ class DFlashHead(Network):
             return target.embed(tokens)
         if self.embedding is not None:
             return self.embedding[tokens] * jnp.asarray(config.embedding_scale, self.embedding.dtype)
-        unscaled = dataclasses.replace(target.module.config, embedding_scale=config.embedding_scale)
-        return embed(unscaled, target.params, tokens)
+        scale = {"embedding_scale": config.embedding_scale, "rounded_embedding_scale": True}
+        return embed(dataclasses.replace(target.module.config, **scale), target.params, tokens)
 
     def context(self, hidden: tuple[Float[Array, "b t d"], ...], start: Int[Array, "b"]) -> KVEntries:
         """Returns the cache entries for the target's states of tokens at positions from `start` on."""

@@ -102,7 +102,7 @@ def begun(
     """
     params = jax.jit(functools.partial(module.init, method="every_parameter"))(rng)["params"]
     # The frozen output head expects normalized states of the target, and the highest state is the most informative.
-    params["final_norm"] = {"scale": jnp.asarray(target.params["final_norm"]["scale"], jnp.float32)}
+    params["final_norm"] = {"scale": untrained.final_norm(target)["scale"]}
     config, width = module.config, module.config.width
     params["mix"] = {"kernel": params["mix"]["kernel"].at[:, -width:].add(jnp.eye(width, dtype=jnp.float32))}
     if config.markov_rank:

@@ -212,7 +212,7 @@ def start(
     # outputs. It is read like the target's last state, but with far less confidence.
     fuse = params["fuse"]["kernel"].at[:, -width:].add(jnp.eye(width, dtype=jnp.float32))
     params["fuse"] = {"kernel": fuse / jnp.repeat(_state_lengths(target, capture, frequent), width)[None]}
-    params["final_norm"] = {"scale": 0.5 * jnp.asarray(target.params["final_norm"]["scale"], jnp.float32)}
+    params["final_norm"] = {"scale": 0.5 * untrained.final_norm(target)["scale"]}
     dtype = jnp.dtype(target.dtype if dtype is None else dtype)
     params = untrained.in_dtype(params | {"head": target.head[jnp.asarray(ids)]}, dtype)
     every = len(ids) == target.vocab_size
