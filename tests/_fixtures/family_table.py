@@ -8,7 +8,7 @@ import pathlib
 import re
 
 from jaxspec.families.table import FAMILIES, SHAPES
-from tests.checkpoints.test_reference import CASES
+from tests._fixtures.reference_cases import CASES
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs/guides/checkpoints.md"
 _MARK = re.compile(r"(?<=<!-- families -->\n).*?(?=<!-- end of families -->)", re.S)
