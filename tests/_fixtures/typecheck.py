@@ -33,7 +33,10 @@ BOUNDARY_FUNCTIONS += (
     "Rules.tensor_parallel",
     "Rollouts.sample",
     "Tree.of_size",
+    "Tokenizer.decode",
+    "Tokenizer.ending_with",
     "Family.read_config",
+    "_engine",
     "generator",
 )
 
