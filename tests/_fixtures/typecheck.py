@@ -37,6 +37,7 @@ BOUNDARY_FUNCTIONS += (
     "Tokenizer.ending_with",
     "Family.read_config",
     "_engine",
+    "_check_source",
     "generator",
 )
 
