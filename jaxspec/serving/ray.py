@@ -19,7 +19,7 @@ from jaxspec.serving.completion import complete
 from jaxspec.serving.engine import Engine
 from jaxspec.serving.kinds import warm
 from jaxspec.serving.ray_files import LINE, PLACE, absolute, checkpointed, format_of, read_prompts, write_answers
-from jaxspec.serving.ray_runs import check_ids, check_place, check_run, drop_unsure, listed, said
+from jaxspec.serving.ray_runs import check_ids, check_place, check_run, drop_unsure, listed, only_writer, said
 from jaxspec.serving.rows import answer_of, read_row, with_token_ids
 from jaxspec.text.request import TextOptions
 
@@ -191,7 +191,8 @@ def complete_files(
     """Completes files of prompts on a Ray cluster, and answers each row once, even if processes and nodes die.
 
     An interrupted run goes on if it is called again: rows with an answer are left out, and so are all rows if the run
-    was complete. `ANSWERS.checkpoint` lists their ids, and `ANSWERS.run.json` the options and prompts.
+    was complete. `ANSWERS.checkpoint` lists their ids, and `ANSWERS.run.json` the options and prompts. Prompts are read
+    once more before it begins, since other ones of the same names are refused.
 
     Args:
       engine: the name or path of a model, or a function that creates the engine in a worker.
@@ -211,8 +212,8 @@ def complete_files(
       **options: options of all rows, as for `Engine.submit`.
 
     Raises:
-      TypeError, ValueError: an argument is invalid; the folder belongs to a run with other prompts or options; or a row
-        in Parquet has no id.
+      TypeError, ValueError: an argument is invalid; the folder belongs to a run with other prompts or options, or is
+        written by another run now; or a row in Parquet has no id.
       FileNotFoundError: a file of prompts does not exist.
       ImportError: Ray is not installed.
 
@@ -234,28 +235,30 @@ def complete_files(
     files = listed(paths)
     if reads == "parquet":
         check_ids(list(files), id_column)
-    begun = {"engine": said("engine", engine), "prompts": files, "format": writes}
-    check_run(folder, {**begun, **{name: said(name, one) for name, one in given.items()}})
-    drop_unsure(f"{folder}.checkpoint")
-    _check_processors(workers * actor_options.get("num_cpus", 1))
-    with checkpointed(data, id_column, folder, deaths=_DEATHS_AT_START):
-        rows = read_prompts(data, paths, reads, id_column)
-        rows = rows.repartition(target_num_rows_per_block=batch_size)
-        found = rows.map_batches(
-            Completer,
-            fn_constructor_args=(engine,),
-            fn_constructor_kwargs=given,
-            batch_size=batch_size,
-            batch_format="pyarrow",
-            compute=data.ActorPoolStrategy(
-                size=workers,
-                max_tasks_in_flight_per_actor=2 * _BATCHES,
-                max_concurrent_calls_per_actor=_BATCHES,
-                enable_true_multi_threading=True,
-            ),
-            **actor_options,
-        )
-        write_answers(data, found, folder, writes, rows_per_file)
+    run = {"engine": said("engine", engine), "prompts": files, "format": writes}
+    run |= {name: said(name, one) for name, one in given.items()}
+    with only_writer(folder):
+        check_run(folder, run)
+        drop_unsure(f"{folder}.checkpoint")
+        _check_processors(workers * actor_options.get("num_cpus", 1))
+        with checkpointed(data, id_column, folder, deaths=_DEATHS_AT_START):
+            rows = read_prompts(data, paths, reads, id_column)
+            rows = rows.repartition(target_num_rows_per_block=batch_size)
+            found = rows.map_batches(
+                Completer,
+                fn_constructor_args=(engine,),
+                fn_constructor_kwargs=given,
+                batch_size=batch_size,
+                batch_format="pyarrow",
+                compute=data.ActorPoolStrategy(
+                    size=workers,
+                    max_tasks_in_flight_per_actor=2 * _BATCHES,
+                    max_concurrent_calls_per_actor=_BATCHES,
+                    enable_true_multi_threading=True,
+                ),
+                **actor_options,
+            )
+            write_answers(data, found, folder, writes, rows_per_file)
 
 
 def build_serve(

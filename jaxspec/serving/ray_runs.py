@@ -1,22 +1,31 @@
 """Keeps the arguments of a run next to its answers, so that another call goes on from it or is refused.
 
-ANSWERS.run.json       the model, the prompts with their sizes, and all options
+ANSWERS.run.json       the model, the prompts with their sizes and SHA-256, and all options
+ANSWERS.lock           what the run that writes now has locked; only next to a local folder
 ANSWERS.checkpoint     Ray's: the ids in each file of answers; X.pending.parquet until the file X is complete
 """
 
+import contextlib
+import fcntl
+import hashlib
 import importlib
 import json
+import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from jaxspec.core import validate
+from jaxspec.io import manifest
 
+_LOGGER = logging.getLogger(__name__)
 _PENDING = ".pending.parquet"
 
 
-def listed(prompts: Sequence[str]) -> dict[str, int]:
-    """Lists the files of prompts, and those in folders of prompts, with their sizes in bytes.
+def listed(prompts: Sequence[str]) -> dict[str, list[int | str]]:
+    """Lists the files of prompts, and those in folders of prompts, with their sizes in bytes and SHA-256.
+
+    All files are read for it: with another text in a file of the same size, answers would be to prompts of two kinds.
 
     Args:
       prompts: the files and folders.
@@ -26,7 +35,7 @@ def listed(prompts: Sequence[str]) -> dict[str, int]:
       FileNotFoundError: one does not exist.
     """
     fs = importlib.import_module("pyarrow.fs")
-    found: dict[str, int] = {}
+    found: dict[str, list[int | str]] = {}
     for one in prompts:
         system, path = fs.FileSystem.from_uri(one)
         info = system.get_file_info(path)
@@ -35,10 +44,11 @@ def listed(prompts: Sequence[str]) -> dict[str, int]:
         inside = [info]
         if info.type == fs.FileType.Directory:
             inside = system.get_file_info(fs.FileSelector(path, recursive=True))
-        # With the scheme of its folder, as Ray takes it.
-        found |= {
-            one[: len(one) - len(path)] + each.path: each.size for each in inside if each.type == fs.FileType.File
-        }
+        for each in inside:
+            if each.type == fs.FileType.File:
+                with system.open_input_stream(each.path) as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                found[one[: len(one) - len(path)] + each.path] = [each.size, digest]  # with the scheme, as Ray takes it
     if not found:
         raise ValueError(f"prompts must be files or folders of them, got {list(prompts)!r}, without any file")
     return found
@@ -63,6 +73,32 @@ def check_ids(files: Sequence[str], id_column: str) -> None:
             raise ValueError(f"{one} needs the column {id_column}, got {', '.join(rows.schema.names)}; pass id_column")
         if count := rows.count_rows(filter=dataset.field(id_column).is_null()):
             raise ValueError(f"each row needs an id in the column {id_column}, got {count} without one in {one}")
+
+
+@contextlib.contextmanager
+def only_writer(answers: str) -> Iterator[None]:
+    """Locks a folder of answers on a local file system, which two runs at once would spoil.
+
+    The lock ends with the process, however it ends.
+
+    Args:
+      answers: the folder. An address of a bucket has no locks, and nothing is done.
+
+    Raises:
+      ValueError: another run has it.
+    """
+    if "://" in answers:
+        yield
+        return
+    os.makedirs(os.path.dirname(answers), exist_ok=True)
+    with open(f"{answers}.lock", "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{answers} is written by another run now; wait for it, or pass another folder") from None
+        except OSError as error:  # some file systems have no locks
+            _LOGGER.warning("%s.lock cannot be locked (%s): run one at a time", answers, error)
+        yield
 
 
 def said(name: str, value: Any) -> Any:
@@ -117,9 +153,9 @@ def check_run(answers: str, options: Mapping[str, Any]) -> None:
     path, text = f"{folder}.run.json", json.dumps(options, sort_keys=True)
     if system.get_file_info(path).type == fs.FileType.File:
         with system.open_input_stream(path) as file:
-            begun = file.readall().decode()
-        if begun != text:
-            raise ValueError(f"{answers} was begun with other options, {begun}, got {text}; pass another folder")
+            begun = json.loads(file.readall())
+        if other := manifest.differences(begun, json.loads(text)):
+            raise ValueError(f"{answers} was begun with other options ({other}); pass another folder")
         return
     if system.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
         raise ValueError(f"{answers} holds other files; pass a new folder")

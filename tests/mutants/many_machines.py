@@ -36,6 +36,13 @@ MUTANTS = (
         (f"{_RUNS}::test_an_id_is_sure_if_its_file_is_complete",),
     ),
     Mutant(
+        "two runs write one folder",
+        "serving/ray_runs.py",
+        "fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "fcntl.LOCK_SH | fcntl.LOCK_NB",
+        (f"{_RUNS}::test_one_run_at_a_time_writes_a_folder",),
+    ),
+    Mutant(
         "the id of a line is its field id under each id_column",
         "serving/ray_files.py",
         "json.loads(line.decode())[name]",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import importlib.util
 import types
 
@@ -34,11 +35,12 @@ def test_an_id_whose_file_ray_deletes_is_decoded_again(tmp_path):
 
 
 @needs_arrow
-def test_prompts_are_listed_with_their_sizes(tmp_path):
+def test_prompts_are_listed_with_what_is_in_them(tmp_path):
     (tmp_path / "in").mkdir()
     for name, text in (("a.jsonl", "{}"), ("in/b.jsonl", "{}\n")):
         (tmp_path / name).write_text(text)
-    expected = {str(tmp_path / "a.jsonl"): 2, str(tmp_path / "in/b.jsonl"): 3}
+    digests = [hashlib.sha256(text).hexdigest() for text in (b"{}", b"{}\n")]
+    expected = {str(tmp_path / "a.jsonl"): [2, digests[0]], str(tmp_path / "in/b.jsonl"): [3, digests[1]]}
     assert ray_runs.listed([str(tmp_path)]) == expected == ray_runs.listed([*expected])
     with pytest.raises(FileNotFoundError, match="which does not exist"):
         ray_runs.listed([str(tmp_path / "c")])
@@ -52,6 +54,15 @@ def test_answers_are_not_among_the_prompts(answers):
     with pytest.raises(ValueError, match="answers must not be inside prompts"):
         ray_runs.check_place(answers, ["/b", "/a/in"])
     ray_runs.check_place("/a/in-answers", ["/b", "/a/in"])
+
+
+def test_one_run_at_a_time_writes_a_folder(tmp_path):
+    answers = str(tmp_path / "in" / "answers")
+    second = pytest.raises(ValueError, match="answers is written by another run now")
+    with ray_runs.only_writer(answers), ray_runs.only_writer("s3://bucket/a"), second, ray_runs.only_writer(answers):
+        pass
+    with ray_runs.only_writer(answers):  # the lock has ended
+        pass
 
 
 def test_functions_are_named_and_objects_refused():
@@ -113,10 +124,10 @@ def test_another_call_must_be_the_same(call, tmp_path):
     for _ in range(2):
         with pytest.raises(Begun):
             call(engine=ray_engines.engine)
-    assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "answers", "answers.run.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "answers", "answers.lock", "answers.run.json"}
     for given in ({"engine": ray_engines.alone}, {"temperature": 0.5}):
         with pytest.raises(ValueError, match="was begun with other options"):
             call(**{"engine": ray_engines.engine, **given})
-    (tmp_path / "rows.jsonl").write_text("more\n" * 9)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "b"}\n')  # of the same size
     with pytest.raises(ValueError, match="was begun with other options"):
         call(engine=ray_engines.engine)
