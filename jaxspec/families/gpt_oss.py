@@ -165,7 +165,7 @@ def _halves(tensor: LazyTensor, held: Callable[[Callable[[], Any]], Any]) -> dic
         floats = lambda: take(held(tensor.read))  # noqa: E731
         if blocks is None:
             return LazyTensor(size, floats)
-        return LazyTensor(size, floats, _taken(lambda: held(blocks), take))
+        return LazyTensor(size, floats, _taken(functools.partial(held, blocks), take))
 
     return {"gate": half(0), "up": half(1)}
 

@@ -12,6 +12,8 @@ _SMOL = Case("smollm2-135m", "ngram", devices=1)
 _8B, _70B = Case("llama-3.1-8b", "llama-3.2-1b"), Case("llama-3.3-70b", "llama-3.1-8b")
 _405B = Case("llama-3.1-405b", "llama-3.1-8b")
 _EAGLE = Case("llama-3.1-8b", "eagle")
+_2026 = tuple(Case(model, "ngram") for model in ("olmo-2-7b", "olmo-3-7b", "granite-3.3-8b", "smollm3-3b"))
+_SMALL3 = Case("mistral-small-3.1-24b", "ngram")
 _DFLASH = tuple(Case(model, "dflash", k=15) for model in ("qwen3-4b", "qwen3-8b"))
 
 
@@ -27,6 +29,8 @@ CASES = {
         *_on(_8B, "v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1"),
         *_on(_EAGLE, "v5e:2x2", "tpu7x:2x2x1"),
         *(each for case in _DFLASH for each in _on(case, "v5p:2x2x1")),
+        *(each for case in _2026 for each in _on(case, "v5e:2x2")),
+        *_on(_SMALL3, "v5e:2x4"),
         *_on(_70B, "v5e:4x4"),
         *_on(_405B, "v5p:4x4x4", "v6e:16x16"),
     ),

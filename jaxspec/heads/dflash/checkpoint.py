@@ -261,6 +261,7 @@ def _dflash_config(config: dict[str, Any], target_tokens: int, vocab_size: int, 
     first = _first_predicts(config)
     if not first and config["block_size"] == 1:
         raise settings.SettingError("block_size", "a block must predict at least one token, got 1")
+    sizes["logit_scale"] = float(config.get("output_multiplier") or 1.0)
     if not built_in:
         sizes["embedding_scale"] = float(config.get("input_embedding_scale") or 1.0)
     return DFlashConfig(
@@ -274,7 +275,6 @@ def _dflash_config(config: dict[str, Any], target_tokens: int, vocab_size: int, 
         causal_layers=_causal_layers(config, layers),
         windows_from_anchor=bool(config.get("windows_from_anchor")),
         raw_embedding=not built_in or bool(config.get(_RAW)),
-        logit_scale=float(config.get("output_multiplier") or 1.0),
         logit_cap=config.get("final_logit_softcapping") or None,
         convolution=Convolution.of(config, layers.width),
         correction=correction,

@@ -56,7 +56,6 @@ class DFlashConfig(TransformerConfig):
       windows_from_anchor: whether all places of a block see the context from `window` tokens before its first one on;
         if not, a window of `window` tokens ends at each place and, in a layer that is not causal, also begins there.
       raw_embedding: whether tokens enter as rows of the embedding times `embedding_scale`, not as the target's input.
-      logit_scale: a factor of the output head's logits.
       logit_cap: the bound `c` of capped logits, `c * tanh(logits / c)`; `None` means no bound.
       convolution: the convolutions around each sublayer, within a block (DFlash2); `None` means none.
       correction: the correction of a draft's logits given the drafts before it; `None` means the Markov head's, if
@@ -72,7 +71,6 @@ class DFlashConfig(TransformerConfig):
     causal_layers: tuple[bool, ...] = ()
     windows_from_anchor: bool = False
     raw_embedding: bool = False
-    logit_scale: float = 1.0
     logit_cap: float | None = None
     convolution: Convolution | None = None
     correction: Correction | None = None
