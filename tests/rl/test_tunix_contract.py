@@ -69,8 +69,9 @@ def test_the_output_of_a_call():
 
 
 def test_the_end_token_both_ways():
-    whole, cut = (made(include_end=option).generate(PROMPTS, config(return_logprobs=True)) for option in (True, False))
-    assert any(tokens[-1] == END for tokens in whole.tokens)
+    short = config(return_logprobs=True, max_tokens_to_generate=3)
+    whole, cut = (made(include_end=option).generate(PROMPTS, short) for option in (True, False))
+    assert {tokens[-1] == END for tokens in whole.tokens} == {True, False}  # the others are at their limits
     for longer, shorter, log_probs in zip(whole.tokens, cut.tokens, whole.logprobs, strict=True):
         assert len(log_probs) == len(longer)
         assert longer.tolist() == [*shorter.tolist(), *[END] * (len(longer) > len(shorter))]
