@@ -51,7 +51,7 @@ def test_live_tokens_have_the_bits_that_they_have_without_padding(name):
     model = native(name)
     assert model.traits.skips_padding
     whole, cache = fed(model, TOKENS)
-    padded, after = fed(model, only(model, LIVE, TOKENS))
+    padded, after = fed(model, only(model, jnp.asarray(LIVE), TOKENS))
     for one, other in zip((whole.logits, *whole.hidden), (padded.logits, *padded.hidden), strict=True):
         np.testing.assert_array_equal(np.asarray(one)[LIVE], np.asarray(other)[LIVE])
         assert np.isfinite(other).all() and not np.asarray(other)[~LIVE].any()
@@ -62,10 +62,10 @@ def test_live_tokens_have_the_bits_that_they_have_without_padding(name):
 
 
 def test_only_models_that_skip_padding_get_it():
-    assert not PLAIN.traits.skips_padding and only(PLAIN, LIVE, TOKENS) is TOKENS
+    assert not PLAIN.traits.skips_padding and only(PLAIN, jnp.asarray(LIVE), TOKENS) is TOKENS
     quantized = jaxspec.quantize_cache(PLAIN)
     assert not quantized.traits.skips_padding
-    np.testing.assert_array_equal(only(native("float"), LIVE, TOKENS), np.where(LIVE, TOKENS, PADDING))
+    np.testing.assert_array_equal(only(native("float"), jnp.asarray(LIVE), TOKENS), np.where(LIVE, TOKENS, PADDING))
 
 
 @pytest.mark.parametrize("pack", [NativeWeight.pack, StoredWeight.pack], ids=["float", "stored"])
