@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -11,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import jax
+import jax.numpy as jnp
+import numpy as np
 
+from jaxspec.core.model import Model
 from jaxspec.core.typed import typed
 from jaxspec.decoding.hints import refuse_unknown
 from jaxspec.io.files import as_path, decode_text, reading, write_text
@@ -23,6 +28,8 @@ from jaxspec.serving.rows import Outcome, answer_of, read_row
 
 # Requests that are queued ahead, for each slot: enough that none is ever free.
 _AHEAD = 4
+# The most elements of an array of a model that are read to tell it from another one.
+_SMALL = 65_536
 # The errors of one request, which leave the others alone.
 _OF_REQUEST = (TypeError, ValueError, FloatingPointError, TimeoutError)
 
@@ -85,7 +92,7 @@ def complete_file(
     answer is a line with the `index` and `id` of its row, and `text`, `stop_reason`, `token_ids`, `seed`,
     `prompt_tokens`, `tokens_per_round` and, if the row has them, `alternatives`; or with an `error`. A line may also be
     a request of an OpenAI batch, whose answer has the form of one. Answers are in the order of the prompts. Until the
-    last one they are in `ANSWERS.part`, which the next run with the same prompts and options continues.
+    last one they are in `ANSWERS.part`, which the next run with the same model, prompts and options continues.
 
     Args:
       engine: decodes the prompts.
@@ -122,6 +129,7 @@ def complete_file(
     if target.is_dir() or any(one.exists() and one.samefile(source) for one in (target, part)):
         raise ValueError(f"answers must be a separate file, got {target}; pass another name")
     said = {"prompts": sha256(raw), "options": sha256(json.dumps(options, sort_keys=True, default=repr).encode())}
+    said["model"] = _identity(engine.decoder.target)
     with _alone(part):
         done = _resume(part, said, len(lines))
         report = progress or (lambda *_: None)
@@ -187,6 +195,19 @@ def _alone(part: Path) -> Iterator[None]:
         raise ValueError(f"another process is writing {part}; wait for it, or choose another file") from None
 
 
+def _identity(target: Model) -> str:
+    """Hashes the shapes of a model's arrays, and the small ones, by which any two models differ.
+
+    All of them would be gigabytes, and on several hosts none has them.
+    """
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(target):
+        digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}\n".encode())
+        if leaf.size <= _SMALL and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            digest.update(np.ascontiguousarray(leaf.addressable_shards[0].data).tobytes())
+    return digest.hexdigest()
+
+
 def _sealed(index: int, answer: str) -> bytes:
     """Returns a line of `ANSWERS.part`: an answer after a checksum of it and its place."""
     return f"{zlib.crc32(f'{index} {answer}'.encode()):08x} {answer}\n".encode()
@@ -214,7 +235,8 @@ def _resume(part: Path, said: Mapping[str, str], count: int) -> list[str]:
         return _resume(part, said, count)
     if head.decode(errors="replace") != json.dumps(said):
         raise ValueError(
-            f"{part} was begun with other prompts or options; repeat the call that began it, or delete the file"
+            f"{part} was begun with another model, or other prompts or options; repeat the call that began it, or "
+            "delete the file"
         )
     if sealed and all(map(_is_unsealed, sealed, itertools.count())):  # written by an earlier version
         sealed = [_sealed(one, line.decode())[:-1] for one, line in enumerate(sealed)]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
+from jaxspec._version import __version__
 from jaxspec.core import validate
 from jaxspec.core.typed import typed
 from jaxspec.decoding.hints import refuse_unknown
@@ -19,7 +20,7 @@ from jaxspec.serving.completion import complete
 from jaxspec.serving.engine import Engine
 from jaxspec.serving.kinds import warm
 from jaxspec.serving.ray_files import LINE, PLACE, absolute, checkpointed, format_of, read_prompts, write_answers
-from jaxspec.serving.ray_runs import check_ids, check_place, check_run, drop_unsure, listed, only_writer, said
+from jaxspec.serving.ray_runs import check_ids, check_place, check_run, listed, only_writer, reconcile, said
 from jaxspec.serving.rows import answer_of, read_row, with_token_ids
 from jaxspec.text.request import TextOptions
 
@@ -213,7 +214,7 @@ def complete_files(
 
     Raises:
       TypeError, ValueError: an argument is invalid; the folder belongs to a run with other prompts or options, or is
-        written by another run now; or a row in Parquet has no id.
+        written by another run now; two rows have the same id; or a row in Parquet has none.
       FileNotFoundError: a file of prompts does not exist.
       ImportError: Ray is not installed.
 
@@ -233,13 +234,12 @@ def complete_files(
     given = {"id_column": id_column, "keep": tuple(keep), "seed": seed, "engine_options": engine_options, **options}
     check_place(folder, paths)
     files = listed(paths)
-    if reads == "parquet":
-        check_ids(list(files), id_column)
-    run = {"engine": said("engine", engine), "prompts": files, "format": writes}
+    check_ids(list(files), reads, id_column)
+    run = {"engine": said("engine", engine), "prompts": files, "format": writes, "version": __version__}
     run |= {name: said(name, one) for name, one in given.items()}
     with only_writer(folder):
         check_run(folder, run)
-        drop_unsure(f"{folder}.checkpoint")
+        reconcile(folder)
         _check_processors(workers * actor_options.get("num_cpus", 1))
         with checkpointed(data, id_column, folder, deaths=_DEATHS_AT_START):
             rows = read_prompts(data, paths, reads, id_column)

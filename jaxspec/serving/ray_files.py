@@ -40,15 +40,19 @@ def format_of(prompts: Sequence[str]) -> str:
 def checkpointed(data: Any, id_column: str, answers: str, *, deaths: int) -> Iterator[None]:
     """Makes the datasets that are created within it write each row once; a later run leaves out written rows."""
     context = data.DataContext.get_current()
-    before = context.checkpoint_config, context.max_consecutive_actor_init_deaths
+    names = ("checkpoint_config", "max_consecutive_actor_init_deaths", "use_datasource_v2", "max_errored_blocks")
+    before = {name: getattr(context, name) for name in names}
     context.checkpoint_config = importlib.import_module("ray.data.checkpoint").CheckpointConfig(
         id_column=id_column, checkpoint_path=f"{answers}.checkpoint", delete_checkpoint_on_success=False
     )
     context.max_consecutive_actor_init_deaths = deaths
+    context.use_datasource_v2 = False  # the newer reader starts many processes; deaths were tested with this one
+    context.max_errored_blocks = 0  # a block that fails ends the run, and is not left out
     try:
         yield
     finally:
-        context.checkpoint_config, context.max_consecutive_actor_init_deaths = before
+        for name, value in before.items():
+            setattr(context, name, value)
 
 
 def read_prompts(data: Any, prompts: Sequence[str], form: str, id_column: str) -> Any:
@@ -170,5 +174,5 @@ def absolute(path: str | os.PathLike[str]) -> str:
         >>> absolute("s3://bucket/rows/"), absolute("/data/../rows")
         ('s3://bucket/rows', '/rows')
     """
-    text = os.fspath(path)
+    text = os.fspath(path).removeprefix("file://")
     return text.rstrip("/") if "://" in text else os.path.abspath(text)

@@ -1,24 +1,26 @@
 """Keeps the arguments of a run next to its answers, so that another call goes on from it or is refused.
 
-ANSWERS.run.json       the model, the prompts with their sizes and SHA-256, and all options
+ANSWERS.run.json       the model, the prompts with their sizes and SHA-256, all options, and jaxspec's version
 ANSWERS.lock           what the run that writes now has locked; only next to a local folder
 ANSWERS.checkpoint     Ray's: the ids in each file of answers; X.pending.parquet until the file X is complete
 """
 
 import contextlib
-import fcntl
 import hashlib
 import importlib
+import io
 import json
-import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
+import filelock
+import numpy as np
+
 from jaxspec.core import validate
 from jaxspec.io import manifest
+from jaxspec.serving.ray_files import id_of, lines_of
 
-_LOGGER = logging.getLogger(__name__)
 _PENDING = ".pending.parquet"
 
 
@@ -61,18 +63,59 @@ def check_place(answers: str, prompts: Sequence[str]) -> None:
             raise ValueError(f"answers must not be inside prompts, got {answers} in {one}; pass another folder")
 
 
-def check_ids(files: Sequence[str], id_column: str) -> None:
-    """Raises `ValueError` if a file in Parquet has rows without an id, which no later run could leave out."""
-    fs, dataset = importlib.import_module("pyarrow.fs"), importlib.import_module("pyarrow.dataset")
+def check_ids(files: Sequence[str], form: str, id_column: str) -> None:
+    """Reads the ids of all rows, since a row that shares its id, or has none, would be lost in a later run.
+
+    Eight bytes of each id are kept: of ten million rows, two that differ are taken for one with a chance of 3e-6.
+
+    Args:
+      files: the files.
+      form: the format, `"jsonl"` or `"parquet"`.
+      id_column: the column of ids, or the field of a line.
+
+    Raises:
+      ValueError: a row of Parquet has no id, or two rows have the same.
+    """
+    seen: list[np.ndarray] = []
     for one in files:
-        if not one.endswith(".parquet"):  # of a folder, Ray reads no others
+        if form == "jsonl":
+            ids = _ids_of_lines(one, id_column)
+        elif one.endswith(".parquet"):  # of a folder, Ray reads no others
+            ids = _ids_of_table(one, id_column)
+        else:
             continue
-        system, path = fs.FileSystem.from_uri(one)
-        rows = dataset.dataset(path, filesystem=system, format="parquet")
-        if id_column not in rows.schema.names:
-            raise ValueError(f"{one} needs the column {id_column}, got {', '.join(rows.schema.names)}; pass id_column")
-        if count := rows.count_rows(filter=dataset.field(id_column).is_null()):
-            raise ValueError(f"each row needs an id in the column {id_column}, got {count} without one in {one}")
+        digests = (hashlib.blake2b(each.encode(), digest_size=8).digest() for each in ids)
+        seen.append(np.frombuffer(b"".join(digests), np.uint64))
+    hashes, counts = np.unique(np.concatenate(seen), return_counts=True) if seen else (np.zeros(0), np.zeros(0))
+    if (counts > 1).any():
+        wanted = hashes[counts > 1][0]
+        shared = next(
+            each
+            for one in files
+            for each in (_ids_of_lines if form == "jsonl" else _ids_of_table)(one, id_column)
+            if np.frombuffer(hashlib.blake2b(each.encode(), digest_size=8).digest(), np.uint64)[0] == wanted
+        )
+        raise ValueError(f"two rows must not have the same id, got {shared!r} twice in the field {id_column}")
+
+
+def _ids_of_lines(file: str, id_column: str) -> Iterator[str]:
+    fs = importlib.import_module("pyarrow.fs")
+    system, path = fs.FileSystem.from_uri(file)
+    with system.open_input_stream(path) as stream:
+        for place, line in lines_of(io.BufferedReader(stream)):
+            yield id_of(line, id_column, f"{path}:{place + 1}")
+
+
+def _ids_of_table(file: str, id_column: str) -> Iterator[str]:
+    fs, dataset = importlib.import_module("pyarrow.fs"), importlib.import_module("pyarrow.dataset")
+    system, path = fs.FileSystem.from_uri(file)
+    rows = dataset.dataset(path, filesystem=system, format="parquet")
+    if id_column not in rows.schema.names:
+        raise ValueError(f"{file} needs the column {id_column}, got {', '.join(rows.schema.names)}; pass id_column")
+    if count := rows.count_rows(filter=dataset.field(id_column).is_null()):
+        raise ValueError(f"each row needs an id in the column {id_column}, got {count} without one in {file}")
+    for batch in rows.to_batches(columns=[id_column]):
+        yield from map(str, batch.column(0).to_pylist())
 
 
 @contextlib.contextmanager
@@ -91,14 +134,11 @@ def only_writer(answers: str) -> Iterator[None]:
         yield
         return
     os.makedirs(os.path.dirname(answers), exist_ok=True)
-    with open(f"{answers}.lock", "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{answers} is written by another run now; wait for it, or pass another folder") from None
-        except OSError as error:  # some file systems have no locks
-            _LOGGER.warning("%s.lock cannot be locked (%s): run one at a time", answers, error)
-        yield
+    try:
+        with filelock.FileLock(f"{answers}.lock", timeout=0):
+            yield
+    except filelock.Timeout:
+        raise ValueError(f"{answers} is written by another run now; wait for it, or pass another folder") from None
 
 
 def said(name: str, value: Any) -> Any:
@@ -130,7 +170,7 @@ def said(name: str, value: Any) -> Any:
         return said(name, value.tolist())
     if hasattr(value, "func") and hasattr(value, "keywords"):  # functools.partial
         return [said(name, one) for one in (value.func, value.args, value.keywords)]
-    if hasattr(value, "__qualname__"):
+    if hasattr(value, "__qualname__") and "<lambda>" not in value.__qualname__:  # which all have the same name
         return f"{getattr(value, '__module__', None) or 'builtins'}:{value.__qualname__}"
     raise TypeError(
         f"{name} must have a text that another call can be compared with, got {validate.shown(value)}; create it in a "
@@ -165,17 +205,63 @@ def check_run(answers: str, options: Mapping[str, Any]) -> None:
     system.move(f"{path}.new", path)
 
 
-def drop_unsure(checkpoint: str) -> None:
-    """Deletes what lists ids of files that are not complete, so that their rows are decoded again.
+def reconcile(answers: str) -> None:
+    """Compares answers with their checkpoint. Lists of ids without answers are deleted: their rows are decoded again.
 
     Args:
-      checkpoint: the folder of the checkpoint, which need not exist.
+      answers: the folder of answers; its checkpoint need not exist.
+
+    Raises:
+      ValueError: there are answers that the checkpoint does not list, whose rows would be answered twice.
     """
     fs = importlib.import_module("pyarrow.fs")
-    system, folder = fs.FileSystem.from_uri(checkpoint)
-    files = {one.base_name: one.path for one in system.get_file_info(fs.FileSelector(folder, allow_not_found=True))}
-    for name in unsure(files):
-        system.delete_file(files[name])
+    system, folder = fs.FileSystem.from_uri(answers)
+
+    def inside(path: str) -> dict[str, str]:
+        found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        return {one.base_name: one.path for one in found}
+
+    lists, written = inside(f"{folder}.checkpoint"), list(inside(folder))
+    if unlisted := not_listed(lists, written):
+        raise ValueError(
+            f"{answers}.checkpoint does not list the rows of {', '.join(unlisted[:3])}, which would be answered again; "
+            "move these files away, or pass another folder"
+        )
+    for name in {*unsure(lists), *unanswered(lists, written)}:
+        system.delete_file(lists[name])
+
+
+def not_listed(lists: Iterable[str], written: Iterable[str]) -> list[str]:
+    """Returns the files of answers whose ids no file of the checkpoint lists.
+
+    Args:
+      lists: the files of the checkpoint.
+      written: the files of answers.
+
+    Example:
+        >>> from jaxspec.serving.ray_runs import not_listed
+        >>> not_listed(["a-0.parquet", "b-0.pending.parquet"], ["a-0.jsonl", "b-0.jsonl", "c-0.jsonl"])
+        ['c-0.jsonl']
+    """
+    known = tuple(one.removesuffix(_PENDING).removesuffix(".parquet") for one in lists)
+    return sorted(one for one in written if not one.startswith(known))
+
+
+def unanswered(lists: Iterable[str], written: Iterable[str]) -> list[str]:
+    """Returns the complete files of a checkpoint whose answers are not there.
+
+    Args:
+      lists: the files of the checkpoint.
+      written: the files of answers.
+
+    Example:
+        >>> from jaxspec.serving.ray_runs import unanswered
+        >>> unanswered(["a-0.parquet", "b-0.parquet", "c-0.pending.parquet"], ["a-0.jsonl"])
+        ['b-0.parquet']
+    """
+    written = list(written)
+    complete = [one for one in lists if not one.endswith(_PENDING)]
+    return [one for one in complete if not any(name.startswith(one.removesuffix(".parquet")) for name in written)]
 
 
 def unsure(names: Iterable[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """Times Ray Data with two workers against two lone processes: python -m tests.benchmarks.copies [--kills 5]
 
-Each process has an engine of a random model, and one core. The times are from the first request to the last answer, so
-the start of Python, Ray and the engines is not counted; with kills, the starts after them are.
+Each process has an engine of a random model, and is pinned to one core. All begin together, when the last one is ready,
+and the time is up to the last answer: the start of Python, Ray and the engines is not counted. With kills, the starts
+after them are.
 """
 
 import argparse
@@ -38,8 +39,11 @@ def engine(folder: str) -> jaxspec.Engine:
         handle.result()
     while not found.ready:
         time.sleep(0.1)
-    core = len(list(pathlib.Path(folder).glob("worker-*"))) % (os.cpu_count() or 1)
-    pathlib.Path(folder, f"worker-{os.getpid()}").write_text(str(core))
+    begun = list(pathlib.Path(folder).glob("worker-*"))
+    os.sched_setaffinity(0, {len(begun) % (os.cpu_count() or 1)})
+    pathlib.Path(folder, f"worker-{os.getpid()}").touch()
+    while len(list(pathlib.Path(folder).glob("worker-*"))) < WORKERS:
+        time.sleep(0.05)
     return found
 
 
@@ -47,8 +51,6 @@ def alone(folder: str, rows: int, of: int) -> None:
     """Completes every second row, and writes when it began and ended."""
     found = engine(folder)
     prompts = [{"prompt": f"the sea {row}", "seed": seed_of(row)} for row in range(of, rows, WORKERS)]
-    while len(list(pathlib.Path(folder).glob("worker-*"))) < WORKERS:  # both begin together
-        time.sleep(0.05)
     began = time.time()
     ids = [list(result.token_ids) for result in jaxspec.complete(found, prompts, **OPTIONS)]
     pathlib.Path(folder, f"times-{of}").write_text(json.dumps([began, time.time(), ids]))
@@ -65,8 +67,8 @@ def lone_processes(rows: int) -> tuple[float, list]:
     return max(one[1] for one in found) - min(one[0] for one in found), ids
 
 
-def kill_some(folder: pathlib.Path, kills: int, done: threading.Event) -> None:
-    """Kills a random worker, each time that all have been at work for some seconds."""
+def kill_some(folder: pathlib.Path, kills: int, done: threading.Event, killed: list[str]) -> None:
+    """Kills a random worker, each time that all have been at work for some seconds; `killed` lists them."""
     dice, known = random.Random(0), set()
     for _ in range(kills):
         while not done.is_set() and len(living := {*folder.glob("worker-*")} - known) < WORKERS:
@@ -76,19 +78,19 @@ def kill_some(folder: pathlib.Path, kills: int, done: threading.Event) -> None:
         victim = dice.choice(sorted(living))
         known.add(victim)
         os.kill(int(victim.name.partition("-")[2]), signal.SIGKILL)
-        print("killed", victim.name, flush=True)
+        killed.append(victim.name)
 
 
-def with_ray(rows: int, kills: int) -> tuple[float, list]:
-    """Returns the seconds of two workers of Ray Data, and the rows of its answers."""
+def with_ray(rows: int, kills: int) -> tuple[float, list, int]:
+    """Returns the seconds of two workers of Ray Data, the rows of its answers, and how many workers were killed."""
     import ray
 
     ray.init(num_cpus=WORKERS + 2, object_store_memory=200 * 2**20, log_to_driver=False, include_dashboard=False)
     with tempfile.TemporaryDirectory() as name:
-        folder, done = pathlib.Path(name), threading.Event()
+        folder, done, killed = pathlib.Path(name), threading.Event(), []
         lines = (json.dumps({"id": row, "prompt": f"the sea {row}"}) + "\n" for row in range(rows))
         (folder / "prompts.jsonl").write_text("".join(lines))
-        killer = threading.Thread(target=kill_some, args=(folder, kills, done))
+        killer = threading.Thread(target=kill_some, args=(folder, kills, done, killed))
         killer.start()
         module = sys.modules["tests.benchmarks.copies"]
         complete_files(
@@ -104,17 +106,18 @@ def with_ray(rows: int, kills: int) -> tuple[float, list]:
         killer.join()
         began = max(path.stat().st_mtime for path in sorted(folder.glob("worker-*"), key=os.path.getmtime)[:WORKERS])
         paths = (folder / "answers").glob("*.jsonl")
-        return ended - began, [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        answers = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        return ended - began, answers, len(killed)
 
 
 def main(rows: int, kills: int) -> None:
     """Prints the ratio of the two, and what was lost, doubled or other."""
     alone_seconds, ids = lone_processes(rows)
-    seconds, answers = with_ray(rows, kills)
+    seconds, answers, killed = with_ray(rows, kills)
     named = {int(row["id"]): row["token_ids"] for row in answers}
     other = sum(named[row] != ids[row] for row in named)
     print(f"{rows} rows: two processes {alone_seconds:.1f} s, Ray Data {seconds:.1f} s: {alone_seconds / seconds:.2f}")
-    print(f"{rows - len(named)} lost, {len(answers) - len(named)} doubled, {other} with other tokens, {kills} kills")
+    print(f"{rows - len(named)} lost, {len(answers) - len(named)} doubled, {other} with other tokens, {killed} kills")
 
 
 if __name__ == "__main__":

@@ -36,10 +36,24 @@ MUTANTS = (
         (f"{_RUNS}::test_an_id_is_sure_if_its_file_is_complete",),
     ),
     Mutant(
+        "answers that no list has are written again",
+        "serving/ray_runs.py",
+        "sorted(one for one in written if not one.startswith(known))",
+        "[]",
+        (f"{_RUNS}::test_answers_and_their_lists_belong_together",),
+    ),
+    Mutant(
+        "a file is completed by another model than the one that began it",
+        "serving/completion.py",
+        'said["model"] = _identity(engine.decoder.target)',
+        'said["model"] = ""',
+        ("tests/serving/test_completion.py::test_an_interrupted_run_goes_on",),
+    ),
+    Mutant(
         "two runs write one folder",
         "serving/ray_runs.py",
-        "fcntl.LOCK_EX | fcntl.LOCK_NB",
-        "fcntl.LOCK_SH | fcntl.LOCK_NB",
+        'filelock.FileLock(f"{answers}.lock", timeout=0)',
+        "contextlib.nullcontext()",
         (f"{_RUNS}::test_one_run_at_a_time_writes_a_folder",),
     ),
     Mutant(

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.serving import batch, complete_file, rows
+from jaxspec.serving import batch, complete_file, completion, rows
 from jaxspec.serving.handle import Handle
-from tests._fixtures import scripted, text_models
+from tests._fixtures import scripted, text_models, tiny
 
 ROWS = [
     {"prompt": "the sea", "id": "first"},
@@ -82,7 +82,7 @@ def test_a_strange_row_ends_no_other(engine, tmp_path):
     assert all("recursion" in found[place]["error"] for place in (1, 2)) and "\udfff" in found[3]["error"]
 
 
-def test_an_interrupted_run_goes_on(engine, source, tmp_path):
+def test_an_interrupted_run_goes_on(engine, source, tmp_path, monkeypatch):
     out, part = tmp_path / "answers.jsonl", tmp_path / "answers.jsonl.part"
     complete_file(engine, source, out, **OPTIONS)
     expected = out.read_bytes()
@@ -107,9 +107,19 @@ def test_an_interrupted_run_goes_on(engine, source, tmp_path):
     part.write_bytes(whole + b'{"index": 2, "te')  # cut off while it was written
     with pytest.raises(ValueError, match="other prompts or options"):
         complete_file(engine, source, out, temperature=0)
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="begun with another model"):
+        patch.setattr(completion, "_identity", lambda _: "other")
+        complete_file(engine, source, out, **OPTIONS)
     counts = []
     complete_file(engine, source, out, progress=lambda done, *_: counts.append(done), **OPTIONS)
     assert out.read_bytes() == expected and counts == list(range(2, 10))
+
+
+def test_models_differ_in_their_small_arrays():
+    first, second = (tiny.transformer(seed, layers=1) for seed in (0, 1))
+    same, other = tiny.transformer(0, layers=1), jaxspec.native_kernels(first, weights="int8")
+    made = [completion._identity(one) for one in (first, same, second, other)]
+    assert made[0] == made[1] and len(set(made)) == 3
 
 
 @pytest.mark.slow

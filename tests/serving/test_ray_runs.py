@@ -24,14 +24,27 @@ def test_an_id_is_sure_if_its_file_is_complete():
     assert ray_runs.unsure(names) == ["a-0.parquet"] and ray_runs.unsure(names[:2]) == []
 
 
+def test_answers_and_their_lists_belong_together():
+    lists, written = ["a-0.parquet", "b-0.parquet", "c-0.pending.parquet"], ["a-0.jsonl", "c-0.jsonl", "d-0.jsonl"]
+    assert ray_runs.not_listed(lists, written) == ["d-0.jsonl"] and ray_runs.not_listed([], written) == written
+    assert ray_runs.unanswered(lists, written) == ["b-0.parquet"] and ray_runs.unanswered([], written) == []
+
+
 @needs_arrow
-def test_an_id_whose_file_ray_deletes_is_decoded_again(tmp_path):
-    names = ("b-0.parquet", "a-0.parquet", "a-0.pending.parquet", "c-0.pending.parquet")
-    for name in names:
+def test_an_id_without_a_sure_answer_is_decoded_again(tmp_path):
+    """Its file is one that Ray deletes, or is not there; answers that no list has would be doubled."""
+    lists = ("a-0.parquet", "a-0.pending.parquet", "b-0.parquet", "c-0.pending.parquet", "d-0.parquet")
+    for name in (*(f"answers.checkpoint/{one}" for one in lists), "answers/a-0.jsonl", "answers/b-0.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    ray_runs.drop_unsure(str(tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} == {*names} - {"a-0.parquet"}
-    ray_runs.drop_unsure(str(tmp_path / "none"))
+    answers = str(tmp_path / "answers")
+    ray_runs.reconcile(answers)
+    left = {path.name for path in (tmp_path / "answers.checkpoint").iterdir()}
+    assert left == {*lists} - {"a-0.parquet", "d-0.parquet"}
+    ray_runs.reconcile(str(tmp_path / "none"))
+    (tmp_path / "answers" / "e-0.jsonl").touch()
+    with pytest.raises(ValueError, match="does not list the rows of e-0.jsonl, which would be answered again"):
+        ray_runs.reconcile(answers)
 
 
 @needs_arrow
@@ -70,8 +83,9 @@ def test_functions_are_named_and_objects_refused():
     assert ray_runs.said("engine", ray_engines.engine) == "tests._fixtures.ray_engines:engine"
     assert ray_runs.said("engine", partial) == ["tests._fixtures.ray_engines:dying", ["folder"], {}]
     assert ray_runs.said("x", {"a": np.arange(2), 5: {2, 1}, "b": None}) == {"a": [0, 1], "5": [1, 2], "b": None}
-    with pytest.raises(TypeError, match=r"options\['grammar'\] must have a text"):
-        ray_runs.said("options", {"grammar": object()})
+    for nameless in (object(), lambda: 3):
+        with pytest.raises(TypeError, match=r"options\['grammar'\] must have a text"):
+            ray_runs.said("options", {"grammar": nameless})
 
 
 @needs_arrow
@@ -81,11 +95,22 @@ def test_rows_without_an_id_are_refused_at_the_start(tmp_path):
 
     path = str(tmp_path / "a.parquet")
     parquet.write_table(pyarrow.table({"id": [1, None], "key": [1, 2]}), path)
-    ray_runs.check_ids([path, "notes.txt"], "key")
+    ray_runs.check_ids([path, "notes.txt"], "parquet", "key")
     with pytest.raises(ValueError, match="needs an id in the column id, got 1 without one"):
-        ray_runs.check_ids([path], "id")
+        ray_runs.check_ids([path], "parquet", "id")
     with pytest.raises(ValueError, match="needs the column row, got id, key"):
-        ray_runs.check_ids([path], "row")
+        ray_runs.check_ids([path], "parquet", "row")
+    with pytest.raises(ValueError, match="must not have the same id, got '[12]' twice in the field key"):
+        ray_runs.check_ids([path, path], "parquet", "key")
+
+
+@needs_arrow
+def test_ids_of_lines_differ_as_texts(tmp_path):
+    for name, rows in (("a", '{"id": 7}\n{"id": "8"}\n{}\n[]\n'), ("b", '{"id": "9"}\n'), ("c", '{"id": "7"}\n')):
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    ray_runs.check_ids([str(tmp_path / f"{name}.jsonl") for name in "ab"], "jsonl", "id")
+    with pytest.raises(ValueError, match="must not have the same id, got '7' twice in the field id"):
+        ray_runs.check_ids([str(tmp_path / f"{name}.jsonl") for name in "abc"], "jsonl", "id")
 
 
 @dataclasses.dataclass
