@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.core.model import Model
 from jaxspec.core.typed import typed
 from jaxspec.decoding.hints import refuse_unknown
 from jaxspec.io.files import as_path, decode_text, reading, write_text
@@ -195,16 +194,18 @@ def _alone(part: Path) -> Iterator[None]:
         raise ValueError(f"another process is writing {part}; wait for it, or choose another file") from None
 
 
-def _identity(target: Model) -> str:
+def _identity(target: Any) -> str:
     """Hashes the shapes of a model's arrays, and the small ones, by which any two models differ.
 
     All of them would be gigabytes, and on several hosts none has them.
     """
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(target):
+        leaf = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)  # users' functions may have such parameters
         digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}\n".encode())
         if leaf.size <= _SMALL and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-            digest.update(np.ascontiguousarray(leaf.addressable_shards[0].data).tobytes())
+            part = leaf.addressable_shards[0].data if isinstance(leaf, jax.Array) else leaf
+            digest.update(np.asarray(part).tobytes())
     return digest.hexdigest()
 
 

@@ -47,7 +47,8 @@ def listed(prompts: Sequence[str]) -> dict[str, list[int | str]]:
         if info.type == fs.FileType.Directory:
             inside = system.get_file_info(fs.FileSelector(path, recursive=True))
         for each in inside:
-            if each.type == fs.FileType.File:
+            ignored = each.path[len(path) :].lstrip("/").startswith((".", "_"))  # by Ray, in a folder
+            if each.type == fs.FileType.File and not ignored:
                 with system.open_input_stream(each.path) as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
                 found[one[: len(one) - len(path)] + each.path] = [each.size, digest]  # with the scheme, as Ray takes it
@@ -84,18 +85,21 @@ def check_ids(files: Sequence[str], form: str, id_column: str) -> None:
             ids = _ids_of_table(one, id_column)
         else:
             continue
-        digests = (hashlib.blake2b(each.encode(), digest_size=8).digest() for each in ids)
-        seen.append(np.frombuffer(b"".join(digests), np.uint64))
+        seen.append(np.frombuffer(b"".join(map(_short_digest, ids)), np.uint64))
     hashes, counts = np.unique(np.concatenate(seen), return_counts=True) if seen else (np.zeros(0), np.zeros(0))
     if (counts > 1).any():
-        wanted = hashes[counts > 1][0]
+        wanted = hashes[counts > 1][0].tobytes()
         shared = next(
             each
             for one in files
             for each in (_ids_of_lines if form == "jsonl" else _ids_of_table)(one, id_column)
-            if np.frombuffer(hashlib.blake2b(each.encode(), digest_size=8).digest(), np.uint64)[0] == wanted
+            if _short_digest(each) == wanted
         )
         raise ValueError(f"two rows must not have the same id, got {shared!r} twice in the field {id_column}")
+
+
+def _short_digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 def _ids_of_lines(file: str, id_column: str) -> Iterator[str]:
@@ -135,10 +139,11 @@ def only_writer(answers: str) -> Iterator[None]:
         return
     os.makedirs(os.path.dirname(answers), exist_ok=True)
     try:
-        with filelock.FileLock(f"{answers}.lock", timeout=0):
-            yield
+        lock = filelock.FileLock(f"{answers}.lock").acquire(timeout=0)
     except filelock.Timeout:
         raise ValueError(f"{answers} is written by another run now; wait for it, or pass another folder") from None
+    with lock:
+        yield
 
 
 def said(name: str, value: Any) -> Any:
@@ -193,8 +198,12 @@ def check_run(answers: str, options: Mapping[str, Any]) -> None:
     path, text = f"{folder}.run.json", json.dumps(options, sort_keys=True)
     if system.get_file_info(path).type == fs.FileType.File:
         with system.open_input_stream(path) as file:
-            begun = json.loads(file.readall())
-        if other := manifest.differences(begun, json.loads(text)):
+            begun = file.readall().decode(errors="replace")
+        if begun != text:
+            try:
+                other = manifest.differences(json.loads(begun), json.loads(text))
+            except ValueError:  # it is damaged
+                other = begun
             raise ValueError(f"{answers} was begun with other options ({other}); pass another folder")
         return
     if system.get_file_info(fs.FileSelector(folder, allow_not_found=True)):

@@ -52,7 +52,7 @@ MUTANTS = (
     Mutant(
         "two runs write one folder",
         "serving/ray_runs.py",
-        'filelock.FileLock(f"{answers}.lock", timeout=0)',
+        'filelock.FileLock(f"{answers}.lock").acquire(timeout=0)',
         "contextlib.nullcontext()",
         (f"{_RUNS}::test_one_run_at_a_time_writes_a_folder",),
     ),

@@ -120,6 +120,8 @@ def test_models_differ_in_their_small_arrays():
     same, other = tiny.transformer(0, layers=1), jaxspec.native_kernels(first, weights="int8")
     made = [completion._identity(one) for one in (first, same, second, other)]
     assert made[0] == made[1] and len(set(made)) == 3
+    # Parameters of users' functions need not be arrays of JAX.
+    assert completion._identity({"a": np.zeros(2), "b": 1.0}) != completion._identity({"a": np.ones(2), "b": 1.0})
 
 
 @pytest.mark.slow

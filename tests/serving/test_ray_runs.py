@@ -50,7 +50,7 @@ def test_an_id_without_a_sure_answer_is_decoded_again(tmp_path):
 @needs_arrow
 def test_prompts_are_listed_with_what_is_in_them(tmp_path):
     (tmp_path / "in").mkdir()
-    for name, text in (("a.jsonl", "{}"), ("in/b.jsonl", "{}\n")):
+    for name, text in (("a.jsonl", "{}"), ("in/b.jsonl", "{}\n"), (".a.jsonl.swp", "{}"), ("_SUCCESS", "")):
         (tmp_path / name).write_text(text)
     digests = [hashlib.sha256(text).hexdigest() for text in (b"{}", b"{}\n")]
     expected = {str(tmp_path / "a.jsonl"): [2, digests[0]], str(tmp_path / "in/b.jsonl"): [3, digests[1]]}
@@ -153,6 +153,8 @@ def test_another_call_must_be_the_same(call, tmp_path):
     for given in ({"engine": ray_engines.alone}, {"temperature": 0.5}):
         with pytest.raises(ValueError, match="was begun with other options"):
             call(**{"engine": ray_engines.engine, **given})
+    with pytest.raises(ValueError, match=r"other options \(temperature was None, now 0.5\)"):
+        call(engine=ray_engines.engine, temperature=0.5)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "b"}\n')  # of the same size
     with pytest.raises(ValueError, match="was begun with other options"):
         call(engine=ray_engines.engine)
