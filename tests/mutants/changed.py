@@ -3,6 +3,8 @@
 before   core/rows.py: first_true, take_row       touched of core/leading.py: nothing, `first_true` stood elsewhere
 after    core/leading.py: first_true              touched of core/rows.py: `take_row`, which says something else
          core/rows.py: take_row (other body)
+
+A number or text with a new name does not touch a file: it changes nothing but the definitions that name it.
 """
 
 import ast
@@ -23,13 +25,14 @@ class Definition:
     """One function, method, class without its methods, or other statement of a module.
 
     `meaning` is what it says without comments, docstrings, layout and marks of slow tests: equal for the same one
-    in another place.
+    in another place. `constant` is the name of a number or text of a module, or "".
     """
 
     name: str
     meaning: str
     first: int
     last: int
+    constant: str = ""
 
 
 def definitions(source: str) -> list[Definition]:
@@ -80,7 +83,13 @@ class Change:
         others = [name for name in self._after if not name.endswith(".py")]
         hashed = {name: _git(self.root, "hash-object", name).strip() for name in others}
         changed = [name for name, content in hashed.items() if content not in self._contents]
-        return sorted([*changed, *(name for name, touched in self.definitions.items() if touched)])
+        return sorted([*changed, *(name for name in self.definitions if self._is_touched(name))])
+
+    def _is_touched(self, name: str) -> bool:
+        """Returns whether more than constants of new names was touched."""
+        before = _git(self.root, "show", f"{self.base}:{name}") if name in self._before else ""
+        names = {each.id for each in ast.walk(ast.parse(before)) if isinstance(each, ast.Name)}
+        return any(not each.constant or each.constant in names for each in self.definitions[name])
 
     def touches(self, name: str, text: str) -> bool:
         """Returns whether a text that stands once in a file is in what was touched of it."""
@@ -107,7 +116,14 @@ def _definition(node: ast.stmt, above: str = "") -> Definition:
     name = getattr(node, "name", "")
     first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
     dotted = f"{above}.{name}" if above else name
-    return Definition(dotted, f"{above} {ast.dump(_bare(node))}", first, node.end_lineno or first)
+    return Definition(dotted, f"{above} {ast.dump(_bare(node))}", first, node.end_lineno or first, _constant(node))
+
+
+def _constant(node: ast.stmt) -> str:
+    """Returns the name that a literal is assigned to, or ""."""
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Constant) or len(node.targets) != 1:
+        return ""
+    return node.targets[0].id if isinstance(node.targets[0], ast.Name) else ""
 
 
 class _Unmarked(ast.NodeTransformer):
