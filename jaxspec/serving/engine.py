@@ -6,6 +6,7 @@ a turn     1  drops what was cancelled or is out of time
            4  hands out text, and frees the slots of rows that ended
 """
 
+import atexit
 import logging
 import threading
 import time
@@ -148,6 +149,8 @@ class Engine:
         keep_freed_memory()
         self._thread = threading.Thread(target=self._run, name="jaxspec-engine", daemon=True)
         self._first: Callable[[], bool] = lambda: False
+        # A thread that is within XLA when Python ends ends the process by a fault.
+        atexit.register(self.close)
         if self._steps.follows:
             return
         self._thread.start()
@@ -258,6 +261,7 @@ class Engine:
           drain: whether to complete all requests first; otherwise they end with a `CancelledError`.
         """
         validate.flag("drain", drain)
+        atexit.unregister(self.close)
         with self._news:
             self._closing, self._drain = True, drain
             self._news.notify_all()
@@ -424,8 +428,7 @@ class Engine:
                 job.follow(lambda: self._closing and not self._drain)
             else:
                 said: dict[str, Any] = {"salt": job.salt, "alternatives": job.prompt_alternatives}
-                prompt = self._steps.begin(job, job.request, job.asked, **said)
-                job.prompt = prompt
+                prompt = job.prompt = self._steps.begin(job, job.request, job.asked, **said)
                 self._prompts.append(prompt)
                 self._steps.take_from(prompt, self._prefixes)
                 job.handle.reused_tokens = prompt.reused

@@ -4,6 +4,8 @@ import asyncio
 import importlib
 import itertools
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -399,3 +401,17 @@ def test_a_short_queue_holds_all_prompts_in_turn(target):
     with jaxspec.Engine(target, "ngram", k=2, slots=1, capacity=CAPACITY, most_waiting=1) as engine:
         found = list(jaxspec.complete(engine, ["the sea"] * 5, temperature=0, max_new_tokens=2, stop_tokens=()))
     assert [len(one.token_ids) for one in found] == [2] * 5
+
+
+@pytest.mark.slow
+def test_python_ends_though_an_engine_is_open():
+    """With a request that is not complete, and programs that are being compiled."""
+    script = """
+import jaxspec
+from tests._fixtures import text_models
+kinds = [{"temperature": 0}, {"temperature": 1.0}]
+engine = jaxspec.Engine(text_models.history_models()[0], "ngram", k=2, slots=8, capacity=64, kinds=kinds)
+next(iter(engine.submit("the sea", temperature=0, max_new_tokens=50, stop_tokens=())))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

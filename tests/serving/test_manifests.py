@@ -3,6 +3,7 @@
 import copy
 import shlex
 
+import jsonschema
 import pytest
 import typer.testing
 import yaml
@@ -14,10 +15,55 @@ from jaxspec.serving.manifests import Server
 from jaxspec.serving.slices import GENERATIONS, Slice
 
 SLICES = [f"{name}:{one}" for name, generation in GENERATIONS.items() for one in generation.topologies]
-# Of jobset.x-k8s.io/v1alpha2, whose schema no package has.
-JOB_SET = {"coordinator", "failurePolicy", "managedBy", "network", "replicatedJobs", "startupPolicy", "successPolicy"}
-JOB_SET |= {"suspend", "ttlSecondsAfterFinished"}
-REPLICATED_JOB = {"dependsOn", "groupName", "name", "replicas", "template"}
+
+
+def fields(required=(), **types):
+    """A schema of an object that has no other fields."""
+    return {"type": "object", "properties": types, "required": [*required], "additionalProperties": False}
+
+
+def one_of(*values):
+    return {"enum": [*values]}
+
+
+TEXT, NUMBER, FLAG = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
+TEXTS, OBJECT = {"type": "array", "items": TEXT}, {"type": "object"}
+# The fields of jobset.x-k8s.io/v1alpha2, without those of the jobs and volumes inside, which Kubernetes defines.
+RULE = fields(
+    ["action"],
+    action=one_of(
+        *("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"),
+        *("RestartJob", "RestartJobAndIgnoreMaxRestarts"),
+    ),
+    name=TEXT,
+    onJobFailureMessagePatterns=TEXTS,
+    onJobFailureReasons=TEXTS,
+    targetReplicatedJobs=TEXTS,
+)
+REPLICATED_JOB = fields(
+    ["name", "template"],
+    dependsOn={"type": "array", "items": fields(["name", "status"], name=TEXT, status=one_of("Ready", "Complete"))},
+    groupName=TEXT,
+    name=TEXT,
+    replicas=NUMBER,
+    template=OBJECT,
+)
+JOB_SET = fields(
+    coordinator=fields(["replicatedJob"], jobIndex=NUMBER, podIndex=NUMBER, replicatedJob=TEXT),
+    failurePolicy=fields(
+        maxRestarts=NUMBER,
+        restartStrategy=one_of("Recreate", "BlockingRecreate", "InPlaceRestart"),
+        rules={"type": "array", "items": RULE},
+    ),
+    managedBy=TEXT,
+    network=fields(enableDNSHostnames=FLAG, publishNotReadyAddresses=FLAG, subdomain=TEXT),
+    replicatedJobs={"type": "array", "items": REPLICATED_JOB},
+    startupPolicy=fields(["startupPolicyOrder"], startupPolicyOrder=one_of("AnyOrder", "InOrder")),
+    successPolicy=fields(["operator"], operator=one_of("All", "Any"), targetReplicatedJobs=TEXTS),
+    suspend=FLAG,
+    ttlSecondsAfterFinished=NUMBER,
+    volumeClaimPolicies={"type": "array", "items": OBJECT},
+)
 
 
 def server(topology, **given):
@@ -131,13 +177,13 @@ def test_the_command_writes_them(tmp_path):
 
 
 def valid(objects):
-    """Checks objects by the schemas of Kubernetes; of a JobSet its jobs, and the names of its fields."""
+    """Checks objects by the schemas of Kubernetes, and JobSets by that of their own fields and as jobs."""
     schemas = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate; `bash .ci/run ray` has it")
     for one in objects:
         if one["kind"] == "JobSet":
-            assert set(one) == {"apiVersion", "kind", "metadata", "spec"} and set(one["spec"]) <= JOB_SET
+            assert set(one) == {"apiVersion", "kind", "metadata", "spec"}
+            jsonschema.validate(one["spec"], JOB_SET)
             for job in one["spec"]["replicatedJobs"]:
-                assert set(job) <= REPLICATED_JOB
                 template = {"apiVersion": "batch/v1", "kind": "Job", "metadata": one["metadata"], **job["template"]}
                 schemas.validate(template, "1.37", strict=True)
         else:
@@ -157,3 +203,23 @@ def test_an_unknown_field_is_seen():
         pod_of(objects[0])["containers"][0]["resource"] = {}
         with pytest.raises(Exception, match="resource"):
             valid(objects)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ((), "failurePolcy"),
+        (("failurePolicy",), "maxRestart"),
+        (("network",), "subDomain"),
+        (("replicatedJobs", 0), "x"),
+    ],
+)
+def test_an_unknown_field_of_a_job_set_is_seen(path, name):
+    spec = copy.deepcopy(server("v5e:4x4").objects()[0]["spec"])
+    jsonschema.validate(spec, JOB_SET)
+    inner = spec
+    for key in path:
+        inner = inner[key]
+    inner[name] = 1
+    with pytest.raises(jsonschema.ValidationError, match=name):
+        jsonschema.validate(spec, JOB_SET)
