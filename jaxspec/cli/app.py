@@ -70,10 +70,10 @@ class _Commands(TyperGroup):
 
 
 class _Lines(logging.Handler):
-    """Shows the library's messages on stderr, even where that is redirected later."""
+    """Shows the library's messages on stderr, even where that is redirected later, and where errors come from."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"jaxspec: {record.getMessage()}", file=sys.stderr)
+        print(f"jaxspec: {self.format(record)}", file=sys.stderr)
 
 
 _LINES = _Lines()

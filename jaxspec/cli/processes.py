@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import math
 import os
 import re
@@ -192,14 +193,29 @@ def make_mesh(axes: dict[str, int]) -> "Mesh":
 
 @contextlib.contextmanager
 def _first_prints(first: bool) -> Iterator[None]:
-    """Silences the other processes, including output that JAX's CPU collectives write to the file descriptor."""
+    """Silences the other processes but for logged errors, and what JAX's CPU collectives write to the descriptor."""
     sys.stdout.flush()
     with open(os.devnull, "w") as nowhere, os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding) as own:
         os.dup2(nowhere.fileno(), 1)
         with contextlib.ExitStack() as redirected:
             redirected.enter_context(contextlib.redirect_stdout(own if first else nowhere))
             if not first:
+                redirected.enter_context(_errors_logged())
                 redirected.enter_context(contextlib.redirect_stderr(nowhere))
             yield
         own.flush()
         os.dup2(own.fileno(), 1)
+
+
+@contextlib.contextmanager
+def _errors_logged() -> Iterator[None]:
+    """Shows logged errors on what is stderr now."""
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.ERROR)
+    handler.setFormatter(logging.Formatter("jaxspec: %(message)s"))
+    logger = logging.getLogger("jaxspec")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

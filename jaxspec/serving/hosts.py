@@ -2,7 +2,7 @@
 
 first      sends 1 feed    sends 2 advance   .              .          end
 others     1 done          2 begun          2 done         .          the iterator ends
-all        a sign of life every 5 s, with the seconds for which the process has compiled
+all        a sign of life every 5 s, and each second in which the process compiles, with the seconds of that
 lost       closed, silent for 15 s, or late with a command: the run ends on all of them, with a message that names it
 """
 
@@ -65,13 +65,14 @@ class _Side:
         self, alive: Liveness, compiled: Callable[[], float], clock: Callable[[], float], end: Callable[[str], None]
     ) -> None:
         self._alive, self._compiled, self._clock, self._end = alive, compiled, clock, end
-        self._beaten, self._over, self._lock = clock(), threading.Event(), threading.Lock()
+        self._beaten, self._told, self._over, self._lock = clock(), 0.0, threading.Event(), threading.Lock()
         self.reason: str | None = None
 
     def look(self) -> None:
-        """Sends a sign of life if it is time, and ends the run if a process is lost."""
-        if self._clock() - self._beaten >= BEAT_SECONDS:
-            self._beaten = self._clock()
+        """Sends a sign of life if it is time or the process compiles, and ends the run if a process is lost."""
+        compiled = self._compiled()
+        if self._clock() - self._beaten >= BEAT_SECONDS or compiled != self._told:
+            self._beaten, self._told = self._clock(), compiled
             self._beat()
         self._note()
         if not self._over.is_set() and (reason := self._alive.lost()) is not None:

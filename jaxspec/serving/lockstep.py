@@ -366,8 +366,8 @@ def steps_of(decoder: SpeculativeDecoder, sizes: tuple[int, int], rounds: int, s
         leads = jax.process_index() == 0
         side = _lead(placement, seconds, measured) if leads else _follow(placement, measured)
         models = {"target": decoder.target, "drafter": decoder.drafter, "verifier": decoder.verifier}
+        side.start()  # what follows may take longer than a silence may
         placement.check_same(models | {"slots and capacity": sizes})
-        side.start()
     except BaseException as error:
         measured.close()
         if isinstance(side, Leader) and not isinstance(error, ValueError):  # which is raised on all

@@ -24,6 +24,15 @@ def engine() -> jaxspec.Engine:
     return jaxspec.Engine(text_models.history_models()[0], "ngram", k=2, slots=SLOTS, capacity=CAPACITY)
 
 
+def of_mesh(folder: str) -> jaxspec.Engine:
+    """An engine over two devices of its process."""
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", 2)
+    mesh = jax.make_mesh((2,), ("model",))
+    return jaxspec.Engine(jaxspec.load(folder, mesh=mesh), "ngram", k=2, slots=SLOTS, capacity=CAPACITY)
+
+
 def alone(prompt: str, seed: int, **options) -> list[int]:
     """The tokens of a lone call."""
     verifier = jaxspec.CoupledVerifier()
@@ -70,7 +79,6 @@ def main(address: str, folder: str) -> None:
         workers=WORKERS,
         batch_size=BATCH,
         rows_per_file=ROWS_PER_FILE,
-        answers_format="jsonl",
         actor_options={"num_cpus": 1},
         **OPTIONS,
     )

@@ -1,7 +1,8 @@
 """`serving_worker COORDINATOR PROCESSES ID FOLDER WHAT COUNT`: one of several processes with one engine.
 
 The first process decodes `COUNT` requests and writes their tokens to the folder (`end`), or decodes for ever after it
-has said "ready" (`go on`). With `hang`, the last process makes no more calls after the first rounds.
+has said "ready" (`go on`). The last process begins some seconds late (`end`), makes no more calls after some rounds
+(`hang`), has another version (`version`), or does not come (`missing`).
 """
 
 import contextlib
@@ -10,16 +11,20 @@ import pathlib
 import random
 import sys
 import threading
+import time
 
 import jax
 
 from jaxspec.grammar import Grammar
+from jaxspec.serving import lockstep, meeting
+from jaxspec.serving.group import Group
 from jaxspec.sharding.multihost import join
 
 LONG = [5 * number % 256 for number in range(300)]
 TEXTS = ["the sea", "a", "grüße", "one two three", LONG, [*LONG, 7, 8], [*LONG[:290], 9]]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 GREEDY, SEEDED = {"temperature": 0}, {"temperature": 1.0, "top_p": None, "seed": 3}
+LATE_SECONDS = 3.0
 KINDS = (
     GREEDY,
     SEEDED,
@@ -68,10 +73,13 @@ def main(coordinator, processes, process, folder, what, count):
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_disable_most_optimizations", True)
     folder, process, last = pathlib.Path(folder), int(process), int(processes) - 1
+    if what == "end" and process == last:
+        time.sleep(LATE_SECONDS)
     join(coordinator, int(processes), process)
     mesh = jax.make_mesh((2, int(processes)), ("data", "model"))
-    if what == "hang" and process == last:
-        hang_after(40)
+    meeting.START_SECONDS = LATE_SECONDS if what == "missing" else meeting.START_SECONDS
+    if process == last:
+        change_last(what)
     with engine_of(folder, mesh) as engine:
         if process > 0:
             engine.follow()
@@ -91,9 +99,16 @@ def go_on(engine):
         engine.submit("the sea", **options).result()
 
 
-def hang_after(count):
-    from jaxspec.serving.group import Group
+def change_last(what):
+    if what == "hang":
+        hang_after(40)
+    elif what == "version":
+        lockstep.__version__ = "0.0"
+    elif what == "missing":
+        lockstep.enter = lambda *_: threading.Event().wait()
 
+
+def hang_after(count):
     real, calls = Group.advance, iter(range(count))
 
     def advance(self, *arguments):

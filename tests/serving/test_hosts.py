@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 
 import pytest
 
@@ -28,19 +29,27 @@ class End:
         return self.reason
 
 
+def wait_until(reached):
+    until = time.monotonic() + SECONDS
+    while not reached():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
 class Run:
     """A leader and its followers, with their clock."""
 
-    def __init__(self, count=1):
-        self.now, self.ends = 0.0, [End() for _ in range(count + 1)]
+    def __init__(self, count=1, **given):
+        self.now, self.compiled, self.ends = 0.0, 0.0, [End() for _ in range(count + 1)]
         pairs = {number: socket.socketpair() for number in range(1, count + 1)}
         clock = lambda: self.now  # noqa: E731
         others = {number: (f"process {number} (b)", Connection(one)) for number, (one, _) in pairs.items()}
         self.connections = [Connection(other) for _, other in pairs.values()]
         self.followers = [
-            Follower(one, clock=clock, end=end) for one, end in zip(self.connections, self.ends[1:], strict=True)
+            Follower(one, clock=clock, end=end, compiled=lambda: self.compiled)
+            for one, end in zip(self.connections, self.ends[1:], strict=True)
         ]
-        self.leader = Leader(others, clock=clock, end=self.ends[0])
+        self.leader = Leader(others, clock=clock, end=self.ends[0], **given)
         self.seen = []
 
     def follow(self, said="ok"):
@@ -127,6 +136,22 @@ def test_what_is_not_of_the_protocol_is_said():
     run = Run()
     run.connections[0].send({"done": "x"})
     assert "process 1 (b) has said what is not of this protocol" in run.ends[0].wait()
+
+
+def test_who_compiles_says_so_each_second():
+    """Also if a command may take less time than passes between signs of life."""
+    run = Run(seconds=2.0)
+    number = run.leader.tell("advance")
+    run.leader.done(number, "ok")
+    for second in range(1, 11):
+        run.now = run.compiled = float(second)
+        run.followers[0].look()
+        wait_until(lambda second=second: run.leader._alive._processes[1].compiled == second)
+        run.leader.look()
+    assert run.ends[0].reason is None
+    run.now = 12.0
+    run.leader.look()
+    assert run.ends[0].wait() == "process 1 (b) hangs: it has not completed command 1 (advance) within 2 s (--deadline)"
 
 
 def test_silence_is_noticed_on_both_sides():

@@ -85,6 +85,11 @@ def wait_until(reached, process=None):
         time.sleep(0.05)
 
 
+def save_model(folder):
+    tokenizer = text_models.byte_level()
+    jaxspec.save(dataclasses.replace(wide_transformer(0, vocab=tokenizer.vocab_size), tokenizer=tokenizer), folder)
+
+
 def prompt_of(row):
     return f"the sea {row}"
 
@@ -136,6 +141,58 @@ def test_each_row_is_answered_once_whatever_dies(tmp_path):
         assert complete.items() <= now.items() and not (written.keys() - complete.keys()) & now.keys()
         subprocess.run(call, cwd=ROOT, check=True)  # there is nothing left to do
         assert sorted(map(str, lines(tmp_path / "answers"))) == sorted(map(str, found))
+
+
+def test_tables_go_on_after_a_driver_has_died(cluster, tmp_path):
+    """A worker dies too; files that were finished are left as they are."""
+    import pyarrow
+    import ray
+    from pyarrow import parquet
+
+    rows = {"id": [*range(64)], "prompt": [*map(prompt_of, range(64))]}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "prompts.parquet")
+    for name in ("die-0", "waits-0"):
+        (tmp_path / name).touch()
+    address = ray.get_runtime_context().gcs_address
+    call = [sys.executable, "-m", "tests._fixtures.ray_engines", address, str(tmp_path)]
+    with subprocess.Popen(call, cwd=ROOT) as driver:
+        try:
+            wait_until((tmp_path / "waiting").exists, driver)
+        finally:
+            driver.kill()
+    pending = [path.name.partition(".")[0] for path in tmp_path.glob("answers.checkpoint/*.pending.parquet")]
+    written = {path.name: path.read_bytes() for path in (tmp_path / "answers").iterdir()}
+    complete = {name: data for name, data in written.items() if not name.startswith(tuple(pending))}
+    assert pending and complete and not list(tmp_path.glob("die-*"))
+    subprocess.run(call, cwd=ROOT, check=True)
+    now = {path.name: path.read_bytes() for path in (tmp_path / "answers").iterdir()}
+    assert complete.items() <= now.items() and not (written.keys() - complete.keys()) & now.keys()
+    found = parquet.read_table(tmp_path / "answers").sort_by("id").to_pylist()
+    assert [row["id"] for row in found] == rows["id"] and not any(row["error"] for row in found)
+    with ray_engines.engine() as engine:
+        for row in found:
+            lone = engine.submit(prompt_of(row["id"]), seed=seed_of(row["id"]), **OPTIONS).result()
+            assert row["token_ids"] == list(lone.token_ids)
+
+
+def test_a_copy_has_a_mesh(cluster, tmp_path):
+    """A worker's engine is over the devices of its process."""
+    import ray
+
+    save_model(tmp_path / "model")
+    source = functools.partial(ray_engines.of_mesh, str(tmp_path / "model"))
+    rows = ray.data.from_items([{"id": row, "prompt": prompt_of(row)} for row in range(4)])
+    found = rows.map_batches(
+        jaxspec.serving.Completer,
+        fn_constructor_args=(source,),
+        fn_constructor_kwargs=OPTIONS,
+        batch_format="pyarrow",
+        compute=ray.data.ActorPoolStrategy(size=1),
+    ).take_all()
+    decoder = jaxspec.SpeculativeDecoder(str(tmp_path / "model"), "ngram", k=2, verifier=jaxspec.CoupledVerifier())
+    assert {row["id"]: row["token_ids"] for row in found} == {
+        row: list(decoder.generate(prompt_of(row), seed=seed_of(row), **OPTIONS).token_ids) for row in range(4)
+    }
 
 
 def test_tables_in_and_out(cluster, tmp_path):
@@ -213,9 +270,7 @@ def test_the_page_runs_as_written(cluster, tmp_path, monkeypatch, capsys):
     """But for the name of the model, and where a cluster comes from."""
     from ray import serve
 
-    tokenizer = text_models.byte_level()
-    model = dataclasses.replace(wide_transformer(0, vocab=tokenizer.vocab_size), tokenizer=tokenizer)
-    jaxspec.save(model, tmp_path / "model")
+    save_model(tmp_path / "model")
     text = PAGE.read_text().replace("smollm2-135m-instruct", str(tmp_path / "model"))
     blocks = re.findall(r"^```(bash|python)\n(.*?)^```", text, re.M | re.S)
     assert [kind for kind, _ in blocks] == ["bash", "bash", "python", "python", "python", "bash"]
