@@ -1,11 +1,12 @@
 """Times Ray Data with two workers against two lone processes: python -m tests.benchmarks.copies [--kills 5]
 
 Each process has an engine of a random model, and is pinned to one core. All begin together, when the last one is ready,
-and the time is up to the last answer: the start of Python, Ray and the engines is not counted. With kills, the starts
-after them are.
+and the time is up to the last answer: the start of Python, Ray and the engines is not counted. With kills of workers, a
+node and the driver are lost too, all at random times, and what is printed of the time has all starts after that.
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -15,7 +16,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 import jaxspec
@@ -24,7 +24,7 @@ from jaxspec.testing.random_models import wide_transformer
 from tests._fixtures import text_models
 
 OPTIONS = {"temperature": 0.9, "max_new_tokens": 48, "stop_tokens": ()}
-WORKERS = 2
+WORKERS, STORE = 2, 200 * 2**20
 
 
 def engine(folder: str) -> jaxspec.Engine:
@@ -67,57 +67,89 @@ def lone_processes(rows: int) -> tuple[float, list]:
     return max(one[1] for one in found) - min(one[0] for one in found), ids
 
 
-def kill_some(folder: pathlib.Path, kills: int, done: threading.Event, killed: list[str]) -> None:
-    """Kills a random worker, each time that all have been at work for some seconds; `killed` lists them."""
-    dice, known = random.Random(0), set()
-    for _ in range(kills):
-        while not done.is_set() and len(living := {*folder.glob("worker-*")} - known) < WORKERS:
-            time.sleep(0.1)
-        if done.wait(dice.uniform(2, 6)):
-            return
-        victim = dice.choice(sorted(living))
-        known.add(victim)
-        os.kill(int(victim.name.partition("-")[2]), signal.SIGKILL)
-        killed.append(victim.name)
+def completed(folder: str, rows: int) -> None:
+    """Runs Ray Data with two workers over all rows."""
+    module = sys.modules["tests.benchmarks.copies"]
+    complete_files(
+        functools.partial(module.engine, folder),
+        f"{folder}/prompts.jsonl",
+        f"{folder}/answers",
+        workers=WORKERS,
+        rows_per_file=min(256, max(1, rows // 8)),
+        actor_options={"num_cpus": 1},
+        **OPTIONS,
+    )
 
 
-def with_ray(rows: int, kills: int) -> tuple[float, list, int]:
-    """Returns the seconds of two workers of Ray Data, the rows of its answers, and how many workers were killed."""
+def with_ray(folder: pathlib.Path, rows: int) -> float:
+    """Returns the seconds of two workers of Ray Data."""
     import ray
 
-    ray.init(num_cpus=WORKERS + 2, object_store_memory=200 * 2**20, log_to_driver=False, include_dashboard=False)
-    with tempfile.TemporaryDirectory() as name:
-        folder, done, killed = pathlib.Path(name), threading.Event(), []
-        lines = (json.dumps({"id": row, "prompt": f"the sea {row}"}) + "\n" for row in range(rows))
-        (folder / "prompts.jsonl").write_text("".join(lines))
-        killer = threading.Thread(target=kill_some, args=(folder, kills, done, killed))
-        killer.start()
-        module = sys.modules["tests.benchmarks.copies"]
-        complete_files(
-            functools.partial(module.engine, name),
-            str(folder / "prompts.jsonl"),
-            str(folder / "answers"),
-            workers=WORKERS,
-            rows_per_file=256,
-            **OPTIONS,
-        )
-        ended = time.time()
-        done.set()
-        killer.join()
-        began = max(path.stat().st_mtime for path in sorted(folder.glob("worker-*"), key=os.path.getmtime)[:WORKERS])
-        paths = (folder / "answers").glob("*.jsonl")
-        answers = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
-        return ended - began, answers, len(killed)
+    ray.init(num_cpus=WORKERS + 2, object_store_memory=STORE, log_to_driver=False, include_dashboard=False)
+    completed(str(folder), rows)
+    ended = time.time()
+    ray.shutdown()
+    return ended - max(path.stat().st_mtime for path in folder.glob("worker-*"))
+
+
+def with_deaths(folder: pathlib.Path, rows: int, kills: int) -> tuple[float, list[str]]:
+    """Returns the seconds of all drivers on a cluster of several nodes, and what has died."""
+    from ray.cluster_utils import Cluster
+
+    common = {"object_store_memory": STORE, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **common})
+    nodes = [cluster.add_node(num_cpus=2, object_store_memory=STORE) for _ in range(3)]
+    words = ("--rows", str(rows), "--folder", str(folder), "--driver", cluster.address)
+    drive = lambda: subprocess.Popen([sys.executable, "-m", "tests.benchmarks.copies", *words])
+    dice, began, driver, died = random.Random(0), time.time(), drive(), []
+    deaths = ["worker"] * kills + ["node", "driver"]
+    dice.shuffle(deaths)
+    for victim in deaths:
+        while len(living := at_work(folder)) < WORKERS and driver.poll() is None:
+            time.sleep(0.1)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            driver.wait(dice.uniform(2, 6))
+        if driver.poll() is not None:  # all is done
+            break
+        died.append(victim)
+        if victim == "worker":
+            os.kill(dice.choice(living), signal.SIGKILL)
+        elif victim == "node":
+            cluster.remove_node(nodes.pop(), allow_graceful=False)
+            cluster.add_node(num_cpus=2, object_store_memory=STORE)
+        else:
+            driver.kill()
+            driver.wait()
+            driver = drive()
+    assert driver.wait() == 0
+    seconds = time.time() - began
+    cluster.shutdown()
+    return seconds, died
+
+
+def at_work(folder: pathlib.Path) -> list[int]:
+    """Returns the processes of workers that live."""
+    numbers = sorted(int(path.name.partition("-")[2]) for path in folder.glob("worker-*"))
+    return [number for number in numbers if pathlib.Path(f"/proc/{number}").exists()]
 
 
 def main(rows: int, kills: int) -> None:
     """Prints the ratio of the two, and what was lost, doubled or other."""
     alone_seconds, ids = lone_processes(rows)
-    seconds, answers, killed = with_ray(rows, kills)
+    with tempfile.TemporaryDirectory() as name:
+        folder, died = pathlib.Path(name), []
+        lines = (json.dumps({"id": row, "prompt": f"the sea {row}"}) + "\n" for row in range(rows))
+        (folder / "prompts.jsonl").write_text("".join(lines))
+        if kills:
+            seconds, died = with_deaths(folder, rows, kills)
+        else:
+            seconds = with_ray(folder, rows)
+        answers = [json.loads(line) for path in folder.glob("answers/*") for line in path.read_text().splitlines()]
     named = {int(row["id"]): row["token_ids"] for row in answers}
     other = sum(named[row] != ids[row] for row in named)
     print(f"{rows} rows: two processes {alone_seconds:.1f} s, Ray Data {seconds:.1f} s: {alone_seconds / seconds:.2f}")
-    print(f"{rows - len(named)} lost, {len(answers) - len(named)} doubled, {other} with other tokens, {killed} kills")
+    dead = ", ".join(died) or "nothing"
+    print(f"{rows - len(named)} lost, {len(answers) - len(named)} doubled, {other} with other tokens; died: {dead}")
 
 
 if __name__ == "__main__":
@@ -128,8 +160,14 @@ if __name__ == "__main__":
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--folder")
     parser.add_argument("--alone", type=int)
+    parser.add_argument("--driver", metavar="ADDRESS")
     given = parser.parse_args()
-    if given.alone is None:
-        main(given.rows, given.kills)
-    else:
+    if given.driver is not None:
+        import ray
+
+        ray.init(address=given.driver, log_to_driver=False)
+        completed(given.folder, given.rows)
+    elif given.alone is not None:
         alone(given.folder, given.rows, given.alone)
+    else:
+        main(given.rows, given.kills)
