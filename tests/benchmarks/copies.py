@@ -105,10 +105,11 @@ def with_deaths(folder: pathlib.Path, rows: int, kills: int) -> tuple[float, lis
     deaths = ["worker"] * kills + ["node", "driver"]
     dice.shuffle(deaths)
     for victim in deaths:
-        while len(living := at_work(folder)) < WORKERS and driver.poll() is None:
-            time.sleep(0.1)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            driver.wait(dice.uniform(2, 6))
+        while driver.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                driver.wait(dice.uniform(2, 6))
+            if len(living := at_work(folder)) >= WORKERS:
+                break
         if driver.poll() is not None:  # all is done
             break
         died.append(victim)

@@ -113,9 +113,30 @@ def test_a_process_that_does_not_belong_to_the_others_ends_them(tmp_path, what, 
         assert re.search(f"refuses process 1: {reason}|{JAX_SAYS}", stderr(tmp_path, 1))
 
 
-def commands(folder, *words):
-    """`jaxspec WORDS...` in two processes."""
+def flags(coordinator, process):
+    return ("--coordinator", coordinator, "--num-processes", "2", "--process-id", str(process)), {}
+
+
+def slurm(coordinator, process):
+    """What `srun --ntasks=2` says: JAX takes one of the last 4,096 ports by the number of the job."""
+    names = ("SLURM_PROCID", "SLURM_LOCALID")
+    job = {"SLURM_JOB_ID": coordinator.partition(":")[2], "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+    return ("--distributed",), {**job, **dict.fromkeys(names, str(process))}
+
+
+def open_mpi(coordinator, process):
+    """What `mpirun -n 2` says; the number of its job is a multiple of 4,096."""
+    names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
+    job = int(coordinator.partition(":")[2]) << 12
+    launcher = {"OMPI_MCA_orte_hnp_uri": f"{job}.0;tcp://127.0.0.1:9", "OMPI_COMM_WORLD_SIZE": "2"}
+    return ("--distributed",), {**launcher, **dict.fromkeys(names, str(process))}
+
+
+def commands(folder, *words, found=flags):
+    """`jaxspec WORDS...` in two processes, which find each other by flags or by what their launcher says."""
     (folder / "run.py").write_text(
+        "import json, os, sys\n"
+        "os.environ.update(json.loads(sys.argv.pop()))\n"
         "import jax\n"
         "jax.config.update('jax_num_cpu_devices', 2)\n"
         "jax.config.update('jax_disable_most_optimizations', True)\n"
@@ -125,10 +146,26 @@ def commands(folder, *words):
     sizes = ("-m", "model", "-d", "ngram", "--slots", "2", "--capacity", "64")
 
     def command(coordinator, process):
-        place = ("--coordinator", coordinator, "--num-processes", "2", "--process-id", str(process))
-        return [str(folder / "run.py"), *words, *sizes, *place]
+        given, variables = found(coordinator, process)
+        return [str(folder / "run.py"), *words, *sizes, *given, json.dumps(variables)]
 
     return started(folder, 2, command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("found", [slurm, open_mpi])
+def test_processes_are_found(tmp_path, found):
+    save_model(tmp_path)
+    rows = [{"prompt": text, "max_new_tokens": 6} for text in ("the sea", "a", "hello")]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with commands(tmp_path, "complete", "prompts.jsonl", "-o", "answers.jsonl", "-t", "0", found=found) as processes:
+        for process in processes:
+            process.communicate()
+    assert [process.returncode for process in processes] == [0, 0], errors(tmp_path, 2)
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    with jaxspec.Engine(tmp_path / "model", "ngram", slots=2, capacity=64) as engine:
+        expected = [list(one.token_ids) for one in jaxspec.complete(engine, rows, temperature=0)]
+    assert [answer["token_ids"] for answer in answers] == expected
 
 
 @pytest.mark.slow
