@@ -277,17 +277,23 @@ def check_fields(
 
 
 @contextlib.contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Locks a folder against other processes.
+def exclusive(written: Path, lock: Path | None = None, *, advice: str = "pass another --out") -> Iterator[None]:
+    """Locks a file or folder against other processes. The lock ends with the process, however it ends.
+
+    Args:
+      written: what is locked.
+      lock: the file that is the lock; `None` is `.lock` in the folder.
+      advice: what else to do if it is locked.
 
     Raises:
       ValueError: another process holds it.
     """
     try:
-        with filelock.FileLock(folder / ".lock", timeout=0):
-            yield
+        held = filelock.FileLock(lock or written / ".lock", timeout=0).acquire()
     except filelock.Timeout:
-        raise ValueError(f"another process is writing to {folder}; wait for it, or pass another --out") from None
+        raise ValueError(f"another process is writing to {written}; wait for it, or {advice}") from None
+    with held:
+        yield
 
 
 def write_bytes(path: Path, data: bytes) -> None:

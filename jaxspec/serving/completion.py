@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import hashlib
 import itertools
 import json
 import os
@@ -11,15 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import filelock
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from jaxspec.core.typed import typed
 from jaxspec.decoding.hints import refuse_unknown
-from jaxspec.io.files import as_path, decode_text, reading, write_text
+from jaxspec.io.files import as_path, decode_text, exclusive, reading, write_text
 from jaxspec.io.manifest import sha256
+from jaxspec.nn.digest import model_digest
 from jaxspec.serving.batch import BatchRequest, failed, is_batch
 from jaxspec.serving.engine import Engine
 from jaxspec.serving.handle import Handle
@@ -128,8 +123,10 @@ def complete_file(
     if target.is_dir() or any(one.exists() and one.samefile(source) for one in (target, part)):
         raise ValueError(f"answers must be a separate file, got {target}; pass another name")
     said = {"prompts": sha256(raw), "options": sha256(json.dumps(options, sort_keys=True, default=repr).encode())}
-    said["model"] = _identity(engine.decoder.target)
-    with _alone(part):
+    # The arrays of a model may be gigabytes, and on several hosts none has them all.
+    said["model"] = model_digest(engine.decoder.target, largest=_SMALL)
+    lock = part.with_name(part.name + ".lock")
+    with exclusive(part, lock, advice="choose another file"):
         done = _resume(part, said, len(lines))
         report = progress or (lambda *_: None)
         report(len(done), len(lines), None)
@@ -144,6 +141,7 @@ def complete_file(
                 report(len(done), len(lines), result)
         write_text(target, "".join(f"{line}\n" for line in done))
         part.unlink()
+        lock.unlink(missing_ok=True)
     return sum(failed(answer) if is_batch(answer) else "error" in answer for answer in map(json.loads, done))
 
 
@@ -180,33 +178,6 @@ def _outcome(handle: Handle | BatchRequest | Exception) -> Outcome:
         return handle.result()
     except _OF_REQUEST as error:
         return error
-
-
-@contextlib.contextmanager
-def _alone(part: Path) -> Iterator[None]:
-    """Raises `ValueError` if another process writes this file."""
-    lock = part.with_name(part.name + ".lock")
-    try:
-        with filelock.FileLock(lock, timeout=0):
-            yield
-            lock.unlink(missing_ok=True)
-    except filelock.Timeout:
-        raise ValueError(f"another process is writing {part}; wait for it, or choose another file") from None
-
-
-def _identity(target: Any) -> str:
-    """Hashes the shapes of a model's arrays, and the small ones, by which any two models differ.
-
-    All of them would be gigabytes, and on several hosts none has them.
-    """
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(target):
-        leaf = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)  # users' functions may have such parameters
-        digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}\n".encode())
-        if leaf.size <= _SMALL and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-            part = leaf.addressable_shards[0].data if isinstance(leaf, jax.Array) else leaf
-            digest.update(np.asarray(part).tobytes())
-    return digest.hexdigest()
 
 
 def _sealed(index: int, answer: str) -> bytes:

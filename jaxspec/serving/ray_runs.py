@@ -12,13 +12,15 @@ import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 
 from jaxspec.core import validate
 from jaxspec.io import manifest
+from jaxspec.io.files import exclusive
 from jaxspec.serving.ray_files import id_of, lines_of
 
 _PENDING = ".pending.parquet"
@@ -122,11 +124,8 @@ def _ids_of_table(file: str, id_column: str) -> Iterator[str]:
         yield from map(str, batch.column(0).to_pylist())
 
 
-@contextlib.contextmanager
-def only_writer(answers: str) -> Iterator[None]:
+def only_writer(answers: str) -> AbstractContextManager[None]:
     """Locks a folder of answers on a local file system, which two runs at once would spoil.
-
-    The lock ends with the process, however it ends.
 
     Args:
       answers: the folder. An address of a bucket has no locks, and nothing is done.
@@ -135,15 +134,9 @@ def only_writer(answers: str) -> Iterator[None]:
       ValueError: another run has it.
     """
     if "://" in answers:
-        yield
-        return
+        return contextlib.nullcontext()
     os.makedirs(os.path.dirname(answers), exist_ok=True)
-    try:
-        lock = filelock.FileLock(f"{answers}.lock").acquire(timeout=0)
-    except filelock.Timeout:
-        raise ValueError(f"{answers} is written by another run now; wait for it, or pass another folder") from None
-    with lock:
-        yield
+    return exclusive(Path(answers), Path(f"{answers}.lock"), advice="pass another folder")
 
 
 def said(name: str, value: Any) -> Any:

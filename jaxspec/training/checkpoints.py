@@ -23,10 +23,10 @@ from jax.experimental import multihost_utils
 from jaxspec.checkpoints.orbax import read_arrays, write_arrays
 from jaxspec.io.files import FileFormatError, check_fields, read_json, write_text
 from jaxspec.io.manifest import check_digests, differences, with_digests
+from jaxspec.nn.digest import model_digest
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.sharding.multihost import by_first
 from jaxspec.training.dataset import Schedule
-from jaxspec.training.files import model_digest
 from jaxspec.training.recipe import Recipe
 from jaxspec.training.state import TrainingOptions, TrainState, join
 

@@ -16,9 +16,10 @@ from jaxspec.checkpoints.tokenizer import Tokenizer
 from jaxspec.core.model import Model
 from jaxspec.io.files import exclusive, write_bytes
 from jaxspec.io.manifest import sha256
+from jaxspec.nn.digest import model_digest
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.answers import AnswerOptions, Dialogue, answer_all
-from jaxspec.training.files import VERSION, Sequences, check_same_making, model_digest, read_manifest, write_manifest
+from jaxspec.training.files import VERSION, Sequences, check_same_making, read_manifest, write_manifest
 from jaxspec.training.prompts import TURNS_FILE, Conversation, Exclusion, hash_lines, normalize, read_prompts
 
 _TOO_LONG, _CUT = "longer than max_length", "turns cut at max_length"

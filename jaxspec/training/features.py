@@ -27,9 +27,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from jaxspec.io.files import FileFormatError
+from jaxspec.nn.digest import model_digest
 from jaxspec.nn.language_model import LanguageModel
 from jaxspec.training.dataset import Dataset, widths_for
-from jaxspec.training.files import model_digest
 from jaxspec.training.recipe import Features
 
 _logger = logging.getLogger(__name__)

@@ -1,19 +1,16 @@
 """Writes and reads training sets: folders with a manifest, the hashes of the turns, and shards of token sequences."""
 
 import dataclasses
-import hashlib
 import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxspec.io.files import FileFormatError, check_fields, read_json, write_text
 from jaxspec.io.manifest import differences, digest_of
-from jaxspec.nn.language_model import LanguageModel
 
 MANIFEST, _DIGEST = "manifest.json", "sha256"
 VERSION = 1
@@ -100,17 +97,3 @@ def check_same_making(folder: Path, known: Mapping[str, Any], requested: Mapping
     before, now = ({part: manifest[part] for part in _MAKING} for manifest in (known, requested))
     if found := differences(before, now):
         raise ValueError(f"{folder} holds a training set made differently: {found}. Pass the same, or another --out")
-
-
-def model_digest(model: object) -> str:
-    """Hashes a model's configuration, its dtype, and its arrays with their names, shapes and dtypes."""
-    digest = hashlib.sha256()
-    # The same weights are another model under another configuration, such as a scaling of the rotary embedding.
-    if isinstance(model, LanguageModel):
-        digest.update(f"{model.module.config} {model.dtype}\n".encode())
-    for path, leaf in jax.tree_util.tree_leaves_with_path(model):
-        # On the host, as arrays that are sharded over a mesh cannot be flattened in place.
-        flat = np.ascontiguousarray(leaf).reshape(-1)
-        digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}\n".encode())
-        digest.update(flat.view(np.uint8).data)
-    return digest.hexdigest()

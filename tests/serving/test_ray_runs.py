@@ -71,7 +71,7 @@ def test_answers_are_not_among_the_prompts(answers):
 
 def test_one_run_at_a_time_writes_a_folder(tmp_path):
     answers = str(tmp_path / "in" / "answers")
-    second = pytest.raises(ValueError, match="answers is written by another run now")
+    second = pytest.raises(ValueError, match="another process is writing to .*answers; wait")
     with ray_runs.only_writer(answers), ray_runs.only_writer("s3://bucket/a"), second, ray_runs.only_writer(answers):
         pass
     with ray_runs.only_writer(answers):  # the lock has ended

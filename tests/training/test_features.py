@@ -7,12 +7,12 @@ import jax
 import numpy as np
 import pytest
 
+from jaxspec.nn.digest import model_digest
 from jaxspec.training import features as states
 from jaxspec.training.answers import AnswerOptions
 from jaxspec.training.data import make_data
 from jaxspec.training.dataset import Dataset
 from jaxspec.training.features import StoredStates
-from jaxspec.training.files import model_digest
 from jaxspec.training.loop import train
 from jaxspec.training.recipe import Recipe
 from jaxspec.training.state import TrainingOptions, target_features
