@@ -75,7 +75,8 @@ def main(coordinator, processes, process, folder, what, count):
     folder, process, last = pathlib.Path(folder), int(process), int(processes) - 1
     if what == "end" and process == last:
         time.sleep(LATE_SECONDS)
-    join(coordinator, int(processes), process)
+    # A process that ends waits this long for one that does not.
+    join(coordinator, int(processes), process, timeout=10 if what == "missing" else 60)
     mesh = jax.make_mesh((2, int(processes)), ("data", "model"))
     meeting.START_SECONDS = LATE_SECONDS if what == "missing" else meeting.START_SECONDS
     if process == last:

@@ -52,7 +52,7 @@ def stderr(folder, process):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "requests"), [(2, 200), (4, 10)])
+@pytest.mark.parametrize(("count", "requests"), [(2, 20), (4, 10)])
 def test_the_same_tokens_as_one_process(tmp_path, count, requests):
     """One of them begins late."""
     with workers(tmp_path, count, "end", requests) as processes:
