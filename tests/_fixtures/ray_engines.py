@@ -28,7 +28,6 @@ def of_mesh(folder: str) -> jaxspec.Engine:
     """An engine over two devices of its process."""
     import jax
 
-    jax.config.update("jax_num_cpu_devices", 2)
     mesh = jax.make_mesh((2,), ("model",))
     return jaxspec.Engine(jaxspec.load(folder, mesh=mesh), "ngram", k=2, slots=SLOTS, capacity=CAPACITY)
 
@@ -79,6 +78,7 @@ def main(address: str, folder: str) -> None:
         workers=WORKERS,
         batch_size=BATCH,
         rows_per_file=ROWS_PER_FILE,
+        answers_format="jsonl",
         actor_options={"num_cpus": 1},
         **OPTIONS,
     )
