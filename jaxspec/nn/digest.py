@@ -1,4 +1,4 @@
-"""Hashes a model, so that what was made with it can be told from what another one makes."""
+"""Hashes a model, so that results of different models are not mixed."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""A hash tells models apart, also where large arrays are not read."""
+"""Different models have different hashes, also where large arrays are not read."""
 
 import dataclasses
 
