@@ -10,7 +10,7 @@ import tempfile
 
 from tests._fixtures import serving_worker
 from tests._fixtures.processes import errors
-from tests.serving.test_lockstep import workers
+from tests._fixtures.serving_processes import workers
 
 
 def main(requests: int, count: int) -> None:

@@ -45,14 +45,14 @@ MUTANTS = (
     Mutant(
         "a file is completed by another model than the one that began it",
         "serving/completion.py",
-        'said["model"] = _identity(engine.decoder.target)',
+        'said["model"] = model_digest(engine.decoder.target, largest=_SMALL)',
         'said["model"] = ""',
         ("tests/serving/test_completion.py::test_an_interrupted_run_goes_on",),
     ),
     Mutant(
         "two runs write one folder",
-        "serving/ray_runs.py",
-        'filelock.FileLock(f"{answers}.lock").acquire(timeout=0)',
+        "io/files.py",
+        'filelock.FileLock(lock or written / ".lock", timeout=0).acquire()',
         "contextlib.nullcontext()",
         (f"{_RUNS}::test_one_run_at_a_time_writes_a_folder",),
     ),

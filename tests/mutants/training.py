@@ -92,7 +92,7 @@ MUTANTS = (
     ),
     Mutant(
         "states are read for the same weights of another configuration",
-        "training/files.py",
+        "nn/digest.py",
         "{model.module.config} {model.dtype}",
         "{model.dtype}",
         (f"{_STATES}::test_a_model_is_its_configuration_and_all_its_weights",),

@@ -21,10 +21,10 @@ from jaxspec.serving.hosts import LOST_STATUS, Follower, Leader
 from jaxspec.serving.lockstep import Following, Leading, decoded, encoded
 from jaxspec.serving.prefixes import Prefix
 from jaxspec.serving.wire import Connection
-from jaxspec.testing.random_models import wide_transformer
 from tests._fixtures import serving_worker, text_models
 from tests._fixtures.chunked import chunked
 from tests._fixtures.processes import errors, started, wait_for
+from tests._fixtures.serving_processes import save_model, workers
 
 CAPACITY = 64  # those of other tests, whose programs are known
 LONG = "the sea is wide and the sea is deep, hello world"
@@ -33,18 +33,6 @@ LINES = (LONG, "a", LONG + " one", "hello, hello there", LONG)
 STATED, SLACK = 20, 20
 # The first process is JAX's coordinator too, whose loss JAX may be the first to notice.
 JAX_SAYS = "Either the leader task was preempted/died"
-
-
-def save_model(folder):
-    tokenizer = text_models.byte_level()
-    model = dataclasses.replace(wide_transformer(0, vocab=tokenizer.vocab_size), tokenizer=tokenizer)
-    jaxspec.save(model, folder / "model")
-
-
-def workers(folder, count, what, requests=0):
-    save_model(folder)
-    module = ("-m", "tests._fixtures.serving_worker")
-    return started(folder, count, lambda at, who: [*module, at, str(count), str(who), str(folder), what, str(requests)])
 
 
 def stderr(folder, process):
@@ -236,6 +224,8 @@ class Pair:
         self.error = None
         self.thread = threading.Thread(target=self._follow, daemon=True)
         self.thread.start()
+        while self.second._steps._calls is None:  # it begins to follow
+            time.sleep(0.001)
 
     def _follow(self):
         try:
