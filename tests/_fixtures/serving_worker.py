@@ -78,7 +78,8 @@ def main(coordinator, processes, process, folder, what, count):
     # A process that ends waits this long for one that does not.
     join(coordinator, int(processes), process, timeout=10 if what == "missing" else 60)
     mesh = jax.make_mesh((2, int(processes)), ("data", "model"))
-    meeting.START_SECONDS = LATE_SECONDS if what == "missing" else meeting.START_SECONDS
+    if what == "missing":
+        meeting.START_SECONDS = LATE_SECONDS
     if process == last:
         change_last(what)
     with engine_of(folder, mesh) as engine:

@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import functools
 import pathlib
+import re
 import subprocess
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -88,8 +89,8 @@ class Change:
     def _is_touched(self, name: str) -> bool:
         """Returns whether more than constants of new names was touched."""
         before = _git(self.root, "show", f"{self.base}:{name}") if name in self._before else ""
-        names = {each.id for each in ast.walk(ast.parse(before)) if isinstance(each, ast.Name)}
-        return any(not each.constant or each.constant in names for each in self.definitions[name])
+        words = {*re.findall(r"\w+", before)}  # a name that was imported or a function's counts as well
+        return any(not each.constant or each.constant in words for each in self.definitions[name])
 
     def touches(self, name: str, text: str) -> bool:
         """Returns whether a text that stands once in a file is in what was touched of it."""

@@ -89,6 +89,7 @@ BEFORE = {
     "class Row:\n    size = 1\n\n    def take(self):\n        return 2\n",
     "jaxspec/kept.py": "SIZE = 3\n",
     "jaxspec/named.py": "def f():\n    return 2\n",
+    "jaxspec/passed_on.py": "from jaxspec.kept import SIZE\n",
     "jaxspec/resized.py": "SIZE = 3\n\n\ndef f():\n    return SIZE\n",
     "jaxspec/kernel.cpp": "int x;\n",
     "tests/test_rows.py": "def test_first():\n    assert True\n\n\ndef test_take():\n    assert True\n",
@@ -98,8 +99,9 @@ AFTER = {
     "jaxspec/leading.py": 'import sys\n\n\ndef first():\n    """Says more."""\n    return 1\n',
     "jaxspec/rows.py": "class Row:\n    size = 1\n\n    def take(self):\n        return 3\n",
     "jaxspec/kept.py": "# A comment.\nSIZE = 3\n",
-    # A constant is new, and another one changed.
+    # A constant is new, another one changed, and a third one was imported before.
     "jaxspec/named.py": "SIZE = 2\n\n\ndef f():\n    return 2\n",
+    "jaxspec/passed_on.py": "SIZE = 5\n",
     "jaxspec/resized.py": "SIZE = 4\n\n\ndef f():\n    return SIZE\n",
     "jaxspec/other.cpp": "int x;\n",
     "tests/test_rows.py": "def test_first():\n    assert True\n\n\ndef test_take():\n    assert 1\n",
@@ -125,7 +127,10 @@ def change(tmp_path_factory):
 
 
 def test_what_only_moved_is_not_touched(change):
-    assert change.files == ["jaxspec/resized.py", "jaxspec/rows.py", "tests/test_rows.py"]
+    assert change.files == [
+        *("jaxspec/passed_on.py", "jaxspec/resized.py", "jaxspec/rows.py"),
+        "tests/test_rows.py",
+    ]
     assert [each.name for each in change.definitions["jaxspec/rows.py"]] == ["Row.take"]
     assert not change.definitions["jaxspec/leading.py"]
 

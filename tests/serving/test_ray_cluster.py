@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import functools
 import importlib.util
 import json
@@ -20,9 +19,9 @@ import yaml
 
 import jaxspec
 from jaxspec.serving.ray import build_serve, complete_files, seed_of
-from jaxspec.testing.random_models import wide_transformer
-from tests._fixtures import ray_engines, text_models
+from tests._fixtures import ray_engines
 from tests._fixtures.ray_engines import OPTIONS
+from tests._fixtures.serving_processes import save_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -85,11 +84,6 @@ def wait_until(reached, process=None):
         time.sleep(0.05)
 
 
-def save_model(folder):
-    tokenizer = text_models.byte_level()
-    jaxspec.save(dataclasses.replace(wide_transformer(0, vocab=tokenizer.vocab_size), tokenizer=tokenizer), folder)
-
-
 def prompt_of(row):
     return f"the sea {row}"
 
@@ -147,7 +141,7 @@ def test_a_copy_has_a_mesh(cluster, tmp_path):
     """A worker's engine is over the devices of its process."""
     import ray
 
-    save_model(tmp_path / "model")
+    save_model(tmp_path)
     source = functools.partial(ray_engines.of_mesh, str(tmp_path / "model"))
     rows = ray.data.from_items([{"id": row, "prompt": prompt_of(row)} for row in range(4)])
     found = rows.map_batches(
@@ -246,7 +240,7 @@ def test_the_page_runs_as_written(cluster, tmp_path, monkeypatch, capsys):
     """But for the name of the model, and where a cluster comes from."""
     from ray import serve
 
-    save_model(tmp_path / "model")
+    save_model(tmp_path)
     text = PAGE.read_text().replace("smollm2-135m-instruct", str(tmp_path / "model"))
     blocks = re.findall(r"^```(bash|python)\n(.*?)^```", text, re.M | re.S)
     assert [kind for kind, _ in blocks] == ["bash", "bash", "python", "python", "python", "bash"]
