@@ -8,6 +8,7 @@ node and the driver are lost too, all at random times, and what is printed of th
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -39,12 +40,21 @@ def engine(folder: str) -> jaxspec.Engine:
         handle.result()
     while not found.ready:
         time.sleep(0.1)
-    begun = list(pathlib.Path(folder).glob("worker-*"))
-    os.sched_setaffinity(0, {len(begun) % (os.cpu_count() or 1)})
+    pin(pathlib.Path(folder))
     pathlib.Path(folder, f"worker-{os.getpid()}").touch()
     while len(list(pathlib.Path(folder).glob("worker-*"))) < WORKERS:
         time.sleep(0.05)
     return found
+
+
+def pin(folder: pathlib.Path) -> None:
+    """Pins all threads of this process, which those to come inherit, to a core; no two of the first ones have the same."""
+    for number in itertools.count():
+        with contextlib.suppress(FileExistsError):
+            (folder / f"place-{number}").touch(exist_ok=False)
+            break
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {number % (os.cpu_count() or 1)})
 
 
 def alone(folder: str, rows: int, of: int) -> None:
