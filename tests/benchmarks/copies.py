@@ -48,7 +48,7 @@ def engine(folder: str) -> jaxspec.Engine:
 
 
 def pin(folder: pathlib.Path) -> None:
-    """Pins all threads of this process, which those to come inherit, to a core; no two of the first ones have the same."""
+    """Pins all threads of this process, and so those that they start, to a core that no earlier process took."""
     for number in itertools.count():
         with contextlib.suppress(FileExistsError):
             (folder / f"place-{number}").touch(exist_ok=False)
@@ -66,11 +66,17 @@ def alone(folder: str, rows: int, of: int) -> None:
     pathlib.Path(folder, f"times-{of}").write_text(json.dumps([began, time.time(), ids]))
 
 
+def _on_core(number: int) -> list[str]:
+    return ["taskset", "--cpu-list", str(number % (os.cpu_count() or 1))]
+
+
 def lone_processes(rows: int) -> tuple[float, list]:
     """Returns the seconds of two processes, and the tokens of each row."""
     with tempfile.TemporaryDirectory() as folder:
         call = [sys.executable, "-m", "tests.benchmarks.copies", "--rows", str(rows), "--folder", folder, "--alone"]
-        processes = [subprocess.Popen([*call, str(of)]) for of in range(WORKERS)]
+        # As Ray starts workers: with more threads than its core, a process takes twice as long.
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        processes = [subprocess.Popen([*_on_core(of), *call, str(of)], env=environment) for of in range(WORKERS)]
         assert [process.wait() for process in processes] == [0] * WORKERS
         found = [json.loads(pathlib.Path(folder, f"times-{of}").read_text()) for of in range(WORKERS)]
     ids = [found[row % WORKERS][2][row // WORKERS] for row in range(rows)]
